@@ -259,8 +259,9 @@ class AuditError(QuicollError):
 class JournalError(QuicollError):
     """The coordinator's journal cannot be opened, read or written.
 
-    Every decision that was announced is in it and stays there. The coordinator ends: after a write that failed, only a
-    new process that reads the journal again knows whether the record is in it.
+    Every decision that was announced is in it and stays there. The coordinator ends: after a write that failed, only
+    who reads the journal again knows whether the record is in it. One of several that share a journal in a database
+    stands by instead where the database was not to be reached, or another one leads.
 
     Attributes:
         path: The journal's file.

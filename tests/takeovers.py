@@ -3,8 +3,8 @@
 Workers train as in the chaos run (chaos.py), with coordinators that are real processes. Events, drawn from --seed:
 
     kill           SIGKILL for the coordinator that leads; it is started again at once
-    stop           SIGSTOP for it, for longer than its lease: it wakes up deposed
-    cut            its network is gone for longer than its lease, to the workers and to the database
+    stop           SIGSTOP for it, for longer than its lease: it wakes up deposed, and stands by again
+    cut            its network is gone for longer than its lease, to the workers and to the database; likewise
     fast clock     one whose clocks go twice as fast, and an hour later, has to lead
     slow clock     one whose clocks go at a tenth of the pace, and an hour earlier, has to lead
     fast restart   the database is shut down in order, and started again
@@ -14,17 +14,20 @@ With a journal in SQLite there is one coordinator, and only the first of them.
 
 After each event the journal is read: steps without a gap, each of them once, the tokens of their leaders never going
 back. Every step that a worker applies is in it, is applied once, and gives the state of the same training in plain
-numpy. At the end all workers stop after the same step, which is the journal's last.
+numpy. At the end all workers stop after the same step, which is the journal's last. No coordinator ends by itself.
 
-Printed, and written with --json: for each kind, the seconds without a committed step that an event has brought, from
-the last one before it to the first one after it. For cuts this has to be run by root (namespaces, and a server that
-refuses to be root); else a line says that there are none.
+Printed as a table at the end, of a run that failed too, and written with --json: for each kind, the seconds without a
+committed step that an event has brought, from the last one before it to the first one after it. For cuts this has to be
+run by root (namespaces, and a server that refuses to be root); else a line says that there are none.
+
+Workers, coordinators, the database and the namespaces are this run's own, and end with it, however it ends.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import shutil
 import signal
@@ -59,7 +62,7 @@ READY_S = 60.0  # until all coordinators listen and one leads
 PORT = 4433
 HOUR_S = 3600.0
 KNOWS_THE_DATABASE = ("\nstands by: ", "\nleads job ")  # a coordinator's own words
-ENDING = "journal postgresql "  # likewise: each of its errors that names the journal is its last
+DOES_NOT = ("\nstands by again: ", "journal postgresql ")  # likewise: it has lost the lead, or the database
 
 
 class Cluster(Processes):
@@ -95,8 +98,13 @@ class Cluster(Processes):
         path = ":".join([str(HERE / "helpers" / "wrong_clock"), *SOURCES])
         return command, {"PYTHONPATH": path, "QUICOLL_TEST_CLOCK": self.clocks[node]}
 
-    def may_end(self, node: str, status: int) -> bool:
-        return bool(self.url) and node in self.coordinators and status == 2  # deposed, or without the database
+    def guard(self, server: Server) -> None:
+        """Have the server ended with this process, however that ends."""
+        self._tell_reaper(f"+{server.pid}")
+
+    def unguard(self, server: Server) -> None:
+        """Take that back: the server is about to be ended in order."""
+        self._tell_reaper(f"-{server.pid}")
 
     def start(self, node: str) -> None:
         if node in self._starts:
@@ -104,17 +112,17 @@ class Cluster(Processes):
         super().start(node)
 
     def at_work(self, node: str) -> bool:
-        """Return whether the process that was started last listens, knows the database, and is not about to end.
+        """Return whether the process that was started last listens, and knows the database.
 
-        One that was deposed may need seconds for its end, and its successor for its start: a second loss meanwhile
-        would find nobody who could take over.
+        One that is started needs seconds for that, one that was deposed a moment: a second loss meanwhile would find
+        nobody who could take over.
         """
         log = self.directory / f"{node}.log"
         said = log.read_text() if log.exists() else ""
         _, listening, since = said.rpartition("listening on")
         if not listening or said.count("listening on") < self._starts[node]:
             return False
-        return not self.url or (ENDING not in since and any(words in since for words in KNOWS_THE_DATABASE))
+        return not self.url or max(map(since.rfind, KNOWS_THE_DATABASE)) > max(map(since.rfind, DOES_NOT))
 
 
 class Applied(Commits):
@@ -296,9 +304,11 @@ class Run(chaos.Run):
     def _restart_database(self, number: signal.Signals) -> None:
         self.leader()
         if self.server is not None:
+            self.processes.unguard(self.server)
             self.server.stop(number)
             self.wait(self.rng.uniform(0.0, 0.3) * self.lease)
             self.server.start()
+            self.processes.guard(self.server)
 
     # -- the run -------------------------------------------------------------------------------------------------
 
@@ -355,6 +365,7 @@ class Run(chaos.Run):
                 kinds[kind] = {
                     "times": len(gaps),
                     "median_s": round(statistics.median(gaps), 2),
+                    "p90_s": round(within(gaps, 0.9), 2),
                     "worst_s": round(max(gaps), 2),
                 }
         given = {node: self.commits.newest[node] - len(steps) for node, steps in self.commits.steps.items()}
@@ -379,11 +390,26 @@ class Run(chaos.Run):
         return self.commits.longest_gap(max(before, default=event.since), event.until)
 
 
+def within(seconds: list[float], share: float) -> float:
+    """Return the shortest time within which this share of them is."""
+    return sorted(seconds)[math.ceil(share * len(seconds)) - 1]
+
+
+def table(summary: dict[str, Any]) -> list[str]:
+    """Return the lines of what is printed at the end."""
+    lines = [f"{'seconds without a commit':26}{'times':>6}{'median':>9}{'p90':>9}{'worst':>9}"]
+    for kind, found in summary["without_a_commit"].items():
+        times = f"{found['median_s']:9.2f}{found['p90_s']:9.2f}{found['worst_s']:9.2f}"
+        lines.append(f"{kind:26}{found['times']:6}{times}")
+    return lines
+
+
 def run(options: argparse.Namespace, seed: int, say: Callable[[str], None], interrupted: list[int]) -> int:
     directory = Path(tempfile.mkdtemp(prefix="quicoll-takeovers-"))
     coordinators = 1 if options.journal == "sqlite" else options.coordinators
     failure = "an error of this program"
     with ExitStack() as stack:
+        stack.callback(lambda: shutil.rmtree(directory, ignore_errors=True) if interrupted else None)  # as the last
         net = chaos.network(coordinators)
         cluster = Cluster(directory, net, options.workers, coordinators, options.lease)
         stack.callback(cluster.close)
@@ -392,6 +418,7 @@ def run(options: argparse.Namespace, seed: int, say: Callable[[str], None], inte
             from postgresql_server import Server
 
             server = stack.enter_context(Server("10.77.0.1/24" if net.spaces else ""))
+            cluster.guard(server)
             cluster.url = f"postgresql://quicoll@{'10.77.0.1' if net.spaces else '127.0.0.1'}:{server.port}/postgres"
         commits = Applied(directory, cluster.nodes)
         only = tuple(options.only or ())
@@ -399,14 +426,20 @@ def run(options: argparse.Namespace, seed: int, say: Callable[[str], None], inte
         try:
             found.hit(options.times, say)
             failure = ""
+            if deaths := [death for death in cluster.deaths if COORDINATOR in death]:
+                failure = f"a coordinator ended by itself: {deaths[0]}"
         except ChaosError as error:
             failure = str(error)
-        summary = found.summary() | {"seed": seed, "failed": failure}
-        say(json.dumps(summary, indent=2))
-        if options.json:
-            options.json.write_text(json.dumps(summary, indent=2) + "\n")
-        for death in cluster.deaths:
-            say(death)
+        except KeyboardInterrupt:
+            failure = "interrupted"
+            raise
+        finally:
+            summary = found.summary() | {"seed": seed, "failed": failure}
+            say(json.dumps(summary, indent=2))
+            if options.json:
+                options.json.write_text(json.dumps(summary, indent=2) + "\n")
+            for line in (*cluster.deaths, *table(summary)):
+                say(line)
     if failure:
         say(f"FAILED: {failure}\nwhat the processes said is in {directory}")
         return 1

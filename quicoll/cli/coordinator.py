@@ -103,7 +103,8 @@ def coordinator(
 ) -> None:
     """Run the coordinator of a job in the foreground. Started again with the same journal, it goes on from there.
 
-    With a journal in PostgreSQL several may run: one leads, the others stand by and take over.
+    With a journal in PostgreSQL several may run: one leads, the others stand by and take over. One that loses the lead
+    stands by again.
 
     SIGHUP makes it read its certificates and the deny list anew. Exit status 0 when SIGTERM ended it, 130 when Ctrl-C
     did, 2 for an error.
@@ -122,6 +123,8 @@ def coordinator(
             typer.echo(f"coordinator of job {job}, {role}, listening on {event.fields['address']}")
         if event.kind == "leads":
             typer.echo(f"leads job {job}, seed {event.fields['seed']}, lease with token {event.fields['token']}")
+        if event.kind == "stands_by":
+            typer.echo(f"stands by again: {event.fields['cause']}")
         if event.kind == "nodes_forgotten":
             typer.echo(f"forgotten: {', '.join(event.fields['nodes'])}")
         if event.kind == "held" and forget:

@@ -56,7 +56,7 @@ from quicoll.membership.view import View
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["Database", "Journal", "MemoryJournal", "RecordStore", "SqlRows", "connect_sqlite"]
+__all__ = ["Database", "Journal", "LeaseLost", "MemoryJournal", "RecordStore", "SqlRows", "connect_sqlite"]
 
 _APPLICATION_ID = 0x71434A31  # "qCJ1": tells `file` and us that this is ours
 _SCHEMA = 3
@@ -75,6 +75,19 @@ CREATE TABLE leaves (
 """
 
 
+class LeaseLost(JournalError):
+    """This leadership is over, and nothing is wrong with the journal: another coordinator has taken its lease, or the
+    database gave no answer for as long as the lease runs. The process may stand by, and lead again by another lease.
+
+    Attributes:
+        leader: The address of who has taken it; "" where that is not known.
+    """
+
+    def __init__(self, message: str, *, path: str, leader: str = "") -> None:
+        super().__init__(message, path=path)
+        self.leader = leader
+
+
 class RecordStore(Protocol):
     """A journal, as far as the coordinator's shell needs one. One process may append at a time.
 
@@ -85,10 +98,11 @@ class RecordStore(Protocol):
         """The history of all records appended so far."""
 
     def append(self, record: JournalRecord) -> None:
-        """Make the record durable before returning. Raises JournalError, after which the process has to end."""
+        """Make the record durable before returning. Raises JournalError, after which nothing more may be decided by
+        what was read from this store: only who reads the journal anew knows whether the record is in it."""
 
     def confirm(self) -> None:
-        """Raise JournalError, after which the process has to end, unless nobody else may have appended anything."""
+        """Raise JournalError, after which it is as after one of `append`, unless nobody else may have appended."""
 
     def close(self) -> None:
         """Give it free for the next coordinator."""

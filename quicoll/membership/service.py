@@ -1,14 +1,22 @@
-"""The coordinator as a service: an endpoint, the membership core, the journal. It carries no tensors.
+"""The coordinator as a service: an endpoint, the links of its nodes, and a term while it leads. It carries no tensors.
 
-    standing by   there is no core yet: a Join is answered with who leads, as far as that is known, and kept
-    leading       from `lead` on: the Joins that were kept are the core's first messages
-    ended         by `aclose`, or because the journal cannot be written
+    standing by   there is no term: a Join is answered with who leads, as far as that is known, and kept
+    leading       from `lead` on: the Joins that were kept are the term's first messages
+    standing by   again, from `step_down` on: the term is over, all links are closed with a sentence that says who leads
+                  now, and who comes back is one that waits here
+    ended         by `aclose`
 
-The core's actions are carried out in order; a Persist is on disk before the next one, and what is right only as long as
-nobody else has appended to the journal is told when the journal has said so. When it cannot be written or asked, the
-service ends at once: what it might have announced was announced to nobody. Where the journal is called on a thread of
-its own, messages and time go on coming in meanwhile; what follows from them waits its turn. To members that is a
-coordinator far away.
+What a leadership is, and what is left of it when it is over (nothing), the head of term.py says. What a service has in
+all its states: its address, its endpoint and incarnation, who may come in. Everything else that it knows of nodes goes
+with their links, and these end with the term.
+
+Invariants: a node's messages go to the term that has taken its Join, over the link on which that came. Nothing that
+comes over a link of an earlier term goes to a later one: all are closed in between, and who says something over a link
+that is closed is not listened to. A link that is to be closed in a moment (`DropLink`) is closed with the others.
+
+Failure cases: the journal cannot be written or asked (the term fails, nothing more is told; `wait_failed` says why, and
+whoever runs the service ends it, or has it stand by again); a node joins while it steps down (it is answered as by any
+that stands by); an operator waits for an answer then (its link ends, and it asks the others).
 """
 
 from __future__ import annotations
@@ -20,39 +28,19 @@ import random
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from datetime import datetime
-from functools import partial
 from typing import TYPE_CHECKING
 
 from quicoll.checks import MAX_MEMBERS
 from quicoll.deadlines import Deadlines
-from quicoll.errors import LocalError, PeerError, QuicollError
-from quicoll.membership.coordinator.actions import (
-    CoordinatorAction,
-    DropLink,
-    JobFinished,
-    MembershipEvent,
-    NodeDismissed,
-    NodeJoined,
-    NodeLost,
-    NodesForgotten,
-    Note,
-    Persist,
-    ScaleAsked,
-    StepCommitted,
-    StepRejected,
-    TellMember,
-    ViewAborted,
-    ViewInstalled,
-    ViewProposed,
-    ViewWithheld,
-    rests_on_journal,
-)
+from quicoll.errors import LocalError, PeerError
+from quicoll.membership.coordinator.actions import CoordinatorAction, DropLink, Note, TellMember
 from quicoll.membership.coordinator.config import CoordinatorConfig
-from quicoll.membership.coordinator.core import CoordinatorCore
 from quicoll.membership.coordinator.lease import Following
 from quicoll.membership.messages import MAX_TEXT, AskRelay, Join, Standby, decode, encode
+from quicoll.membership.notes import emit_note
 from quicoll.membership.operators import OPERATOR, Operators
 from quicoll.membership.relaying import NO_RELAY, RelayDesk
+from quicoll.membership.term import Term
 from quicoll.observability.transport import forward_to
 from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link
 from quicoll_transport.errors import LinkLost, TransportError
@@ -64,6 +52,7 @@ from quicoll_transport.security.identity import WORKER
 from quicoll_transport.security.policy import Policy
 
 if TYPE_CHECKING:
+    from quicoll.membership.coordinator.core import CoordinatorCore
     from quicoll.membership.coordinator.scaling import Standing
     from quicoll.membership.journal import RecordStore
     from quicoll.membership.messages import FromRelay
@@ -81,7 +70,7 @@ NODE = "coordinator"  # its node name in the certificate, unless another is give
 
 
 class CoordinatorService:
-    """One coordinator on the running loop: `wait_failed` waits for its end by an error, `aclose` ends it."""
+    """One coordinator on the running loop: `wait_failed` waits for the end of its leadership, `aclose` ends it."""
 
     def __init__(
         self,
@@ -123,27 +112,20 @@ class CoordinatorService:
             LocalError: Settings and journal contradict each other.
         """
         self._loop = loop
-        self._journal = journal
-        self._executor: Executor | None = None  # where the journal is called; None calls it here
-        self._writing: asyncio.Future[None] | None = None  # the call under way there
         self._config = config
-        self._core: CoordinatorCore | None = None
+        self._term: Term | None = None  # while it leads
         self._leader = ""
         self._kept: dict[str, tuple[Link, Join]] = {}  # standing by: who has joined, by node
         self._stayed: dict[str, None] = {}  # those that were here when `following` was asked last
-        self._led_view = False  # since `following` was asked last
         self._observers = observers
         self._read_access = read_access
-        self._timer: asyncio.TimerHandle | None = None
         self._links: dict[str, Link] = {}
         self._joined: dict[str, int] = {}  # by node, the number of the link on which it joined
-        self._answers: list[Callable[[], None]] = []  # to operators, until what they say is in the journal
         self._drops: dict[Link, asyncio.TimerHandle] = {}  # links that are closed in a moment, and not listened to
-        self._failed: asyncio.Future[None] = loop.create_future()
         self._closing = False
         self.faults = Faults(random.Random(incarnation))  # noqa: S311 - faults are for tests, not for keys
         if journal is not None:
-            self._core = CoordinatorCore(config, journal.load(), now_ns=self._now_ns())
+            self._term = self._new_term(config, journal, None)
         policy = Policy(roles=(WORKER, OPERATOR), denied=denied)  # only workers join; see `_on_link`
         self.desk = RelayDesk(io, RelayLimits() if relay_limits is None else relay_limits, loop=loop)
         self._operators = Operators(self.scale, self._standing, self._when_durable)
@@ -160,18 +142,24 @@ class CoordinatorService:
             wall_clock=wall_clock,
         )
         self._access = AccessControl(self.endpoint, policy, listed=denied)
-        observers.emit("listening", address=self.address, seed=None if self._core is None else self._core.history.seed)
-        self._work()
+        seed = None if self._term is None else self._term.core.history.seed
+        observers.emit("listening", address=self.address, seed=seed)
+        if self._term is not None:
+            self._term.work()
 
-    def _now_ns(self) -> int:
-        return round(self._loop.time() * 1e9)
+    def _new_term(self, config: CoordinatorConfig, journal: RecordStore, executor: Executor | None) -> Term:
+        return Term(config, journal, loop=self._loop, executor=executor, carry_out=self._carry_out)
 
     @property
     def core(self) -> CoordinatorCore:
         """What decides. Raises LocalError while another coordinator leads."""
-        if self._core is None:
+        return self._leading.core
+
+    @property
+    def _leading(self) -> Term:
+        if self._term is None:
             raise LocalError("this coordinator stands by: it decides nothing")
-        return self._core
+        return self._term
 
     def stand_by(self, leader: str) -> None:
         """Take in who leads, and tell it to all who have joined here. leader: its address, "" where it is not known."""
@@ -184,12 +172,11 @@ class CoordinatorService:
 
         Where it stands by, those count that were here then, too, and were told who leads.
         """
-        if self._core is None:
+        if self._term is None:
             stayed = sum(node in self._stayed for node in self._kept)
             self._stayed = dict.fromkeys(self._kept)
             return Following(stayed)
-        led, self._led_view = self._led_view or self._core.view is not None, False
-        return Following(len(self._joined), at_work=led)
+        return Following(len(self._joined), at_work=self._term.at_work())
 
     def lead(self, journal: RecordStore, executor: Executor | None, config: CoordinatorConfig) -> None:
         """Decide from here on; those who have joined are waiting.
@@ -201,14 +188,35 @@ class CoordinatorService:
         Raises:
             LocalError: Settings and journal contradict each other.
         """
-        self._core = CoordinatorCore(config, journal.load(), now_ns=self._now_ns())
-        self._journal, self._executor, self._config = journal, executor, config
+        self._term = term = self._new_term(config, journal, executor)
+        self._config = config
         kept, self._kept = self._kept, {}
         for node in sorted(kept):
             link, join = kept[node]
-            self._look_at(self._core, link)
-            self._core.receive(node, join, now_ns=self._now_ns(), incarnation=link.remote_incarnation)
-        self._work()
+            self._look_at(term, link)
+            term.core.receive(node, join, now_ns=term.now_ns(), incarnation=link.remote_incarnation)
+        term.work()
+
+    def step_down(self, cause: str, leader: str) -> None:
+        """Decide nothing more, and stand by: the term is over, and so are all links.
+
+        Args:
+            cause: Why, for people.
+            leader: The address of who leads now, "" where it is not known.
+        Raises:
+            LocalError: It does not lead.
+        """
+        self._leading.end()
+        self._term, self._leader = None, leader
+        self._observers.emit("stands_by", cause=cause, leader=leader)
+        for drop in self._drops.values():
+            drop.cancel()
+        self._drops.clear()
+        where = f"{leader} leads" if leader else "it does not know who does"
+        for link in list(self.endpoint.links.values()):  # of operators, too
+            link.close(f"this coordinator does not lead any more: {where}")
+        for known in (self._links, self._joined, self._kept, self._stayed):
+            known.clear()
 
     @property
     def address(self) -> str:
@@ -216,22 +224,23 @@ class CoordinatorService:
         return format_address(self.endpoint.address)
 
     async def wait_failed(self) -> None:
-        """Wait for ever, or until the service cannot go on.
+        """Wait for ever, or until it cannot lead any longer.
 
         Raises:
+            LocalError: It does not lead.
             QuicollError: Why it cannot; mostly JournalError.
         """
-        await asyncio.shield(self._failed)
+        await self._leading.wait_failed()
 
     @property
     def leads(self) -> bool:
         """Whether it decides; else it stands by."""
-        return self._core is not None
+        return self._term is not None
 
     @property
     def failed(self) -> bool:
-        """Whether it cannot go on; `wait_failed` says why."""
-        return self._failed.done()
+        """Whether it leads and cannot go on; `wait_failed` says why."""
+        return self._term is not None and self._term.failed
 
     def scale(self, world_size: int | None, leave: tuple[str, ...] = ()) -> str:
         """Take an operator's request for another number of ranks.
@@ -246,17 +255,16 @@ class CoordinatorService:
         Raises:
             LocalError: Another coordinator leads.
         """
-        refusal = self.core.scale(world_size, leave, now_ns=self._now_ns())
-        self._work()
-        return refusal or ("the journal cannot be written" if self.failed else "")
+        term = self._leading
+        refusal = term.core.scale(world_size, leave, now_ns=term.now_ns())
+        term.work()
+        return refusal or ("the journal cannot be written" if term.failed else "")
 
     def _standing(self) -> Standing | None:
-        return None if self._core is None else self._core.standing(now_ns=self._now_ns())
+        return None if self._term is None else self._term.core.standing(now_ns=self._term.now_ns())
 
     def _when_durable(self, answer: Callable[[], None]) -> None:
-        """Call `answer` when all that is decided by now is in the journal, and that is still ours. Else never."""
-        self._answers.append(answer)
-        self._work()
+        self._leading.when_durable(answer)
 
     def reload(self) -> None:
         """Read certificates and deny list anew, and use them: for new handshakes, and for links of who is denied now.
@@ -282,14 +290,13 @@ class CoordinatorService:
             reason: Why; they hear it.
         """
         self._closing = True
-        if self._timer is not None:
-            self._timer.cancel()
+        if self._term is not None:
+            self._term.end()
         for drop in self._drops.values():
             drop.cancel()
         await self.endpoint.aclose(reason=reason)
-        if self._writing is not None:
-            await asyncio.wait({self._writing})  # it ends by itself; the journal can be closed then
-        self._failed.cancel()
+        if self._term is not None:
+            await self._term.settled()  # the journal can be closed then
         self._observers.close()
 
     def _on_link(self, link: Link) -> None:
@@ -300,7 +307,7 @@ class CoordinatorService:
         link.listen(self._on_app, self._on_state)
 
     def _on_app(self, link: Link, data: bytes) -> None:
-        if link in self._drops:
+        if link in self._drops or self._links.get(link.node) is not link:
             return
         try:
             message = decode(data, sender="member", node=link.node)
@@ -315,24 +322,23 @@ class CoordinatorService:
                 return
             self._joined[link.node] = link.number
         if isinstance(message, AskRelay):
-            if self._core is not None and not self._config.relay and self._joined.get(link.node) == link.number:
+            if self._term is not None and not self._config.relay and self._joined.get(link.node) == link.number:
                 self._send(link, self.desk.ask(link, message))
             return
-        if self._core is None:
+        if self._term is None:
             if isinstance(message, Join):
                 self._kept[link.node] = (link, message)
                 self._send(link, Standby(leader=self._leader[:MAX_TEXT]))
             return
-        self._look_at(self._core, link)
-        self._core.receive(link.node, message, now_ns=self._now_ns(), incarnation=link.remote_incarnation)
-        self._work()
+        self._look_at(self._term, link)
+        self._term.receive(link.node, message, incarnation=link.remote_incarnation)
 
     @staticmethod
-    def _look_at(core: CoordinatorCore, link: Link) -> None:
+    def _look_at(term: Term, link: Link) -> None:
         """Tell the core where a node is: its address translator may have given it another address by now."""
         address = link.proved_address
         if address is not None and not any(address[2:]):  # a zone means something on this host alone
-            core.saw(link.node, (str(address[0]), int(address[1])))
+            term.core.saw(link.node, (str(address[0]), int(address[1])))
 
     def _on_state(self, link: Link) -> None:
         if link.ended:
@@ -343,74 +349,8 @@ class CoordinatorService:
             del self._links[link.node]
             self._joined.pop(link.node, None)
             self._kept.pop(link.node, None)
-            if self._core is not None:
-                self._core.member_lost(
-                    link.node, link.cause, now_ns=self._now_ns(), incarnation=link.remote_incarnation or None
-                )
-                self._work()
-
-    def _on_timer(self) -> None:
-        self._timer = None
-        self.core.handle_timer(self._now_ns())
-        self._work()
-
-    def _work(self) -> None:
-        """Carry out what the core wants, then sleep until it wants something again."""
-        core = self._core
-        if self._closing or self._failed.done() or core is None:
-            return
-        while self._writing is None and (work := self._next_work(core)) is not None:
-            call, then = work
-            if call is None:
-                then()
-            elif self._executor is None:
-                try:
-                    call()
-                except QuicollError as error:
-                    self._fail(error)
-                    return
-                then()
-            else:
-                self._writing = self._loop.run_in_executor(self._executor, call)
-                self._writing.add_done_callback(partial(self._written, then))
-        at = core.next_timer()
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = None if at is None else self._loop.call_at(at / 1e9 + 1e-9, self._on_timer)
-
-    def _next_work(self, core: CoordinatorCore) -> tuple[Callable[[], None] | None, Callable[[], None]] | None:
-        """Return what to ask of the journal, if anything, and what to do then; None where there is nothing to do."""
-        action = core.next_action()
-        if action is not None:
-            return self._journal_call(action), partial(self._carry_out, action)
-        if not self._answers:
-            return None
-        answers, self._answers = self._answers, []
-        return None if self._journal is None else self._journal.confirm, partial(_call_all, answers)
-
-    def _journal_call(self, action: CoordinatorAction) -> Callable[[], None] | None:
-        """Return what has to be asked of the journal before the action is carried out; None where nothing has."""
-        journal = self._journal
-        if journal is None:
-            return None
-        if isinstance(action, Persist):
-            return partial(journal.append, action.record)
-        return journal.confirm if rests_on_journal(action) else None
-
-    def _written(self, then: Callable[[], None], call: asyncio.Future[None]) -> None:
-        """Go on after a call of the journal on its thread."""
-        self._writing = None
-        error = call.exception()
-        if error is not None:
-            self._fail(error)
-        elif not self._closing:
-            then()
-            self._work()
-
-    def _fail(self, error: BaseException) -> None:
-        log.critical("%s; nothing more can be decided", error)
-        if not self._failed.done():
-            self._failed.set_exception(error)
+            if self._term is not None:
+                self._term.member_lost(link.node, link.cause, incarnation=link.remote_incarnation or None)
 
     def _carry_out(self, action: CoordinatorAction) -> None:
         """Do what the action says outside of the journal."""
@@ -426,50 +366,11 @@ class CoordinatorService:
                     # What it was told before has to arrive first, or it would only come back and ask again.
                     self._drops[link] = self._loop.call_later(_DROP_AFTER_S, link.close, action.reason)
             case Note():
-                self._note(action.event)
+                emit_note(action.event, self._observers)
 
     def _send(self, link: Link, message: FromRelay) -> None:
         with contextlib.suppress(LinkLost):  # its loss is reported by on_state
             link.send_app(encode(message))
-
-    def _note(self, event: MembershipEvent) -> None:
-        emit = self._observers.emit
-        match event:
-            case NodeJoined():
-                emit("node_joined", peer=event.node, incarnation=event.incarnation)
-            case NodeLost():
-                emit("peer_lost", peer=event.node, cause=event.cause, left=event.left)
-            case NodesForgotten():
-                emit("nodes_forgotten", nodes=list(event.nodes))
-            case NodeDismissed():
-                emit("node_dismissed", peer=event.node, cause=event.cause)
-            case ScaleAsked():
-                emit("scale_asked", world_size=event.world_size, leave=list(event.leave))
-            case ViewProposed():
-                emit("view_proposed", view=event.view.view_id, nodes=list(event.view.nodes))
-            case ViewInstalled():
-                self._led_view = True
-                emit(
-                    "view_installed",
-                    view=event.view.view_id,
-                    world_size=event.view.world_size,
-                    nodes=list(event.view.nodes),
-                )
-            case ViewAborted():
-                emit("view_ended", view=event.view_id, cause=event.cause, lost=list(event.lost))
-            case StepCommitted():
-                emit("step_committed", step=event.step, view=event.view_id)
-            case StepRejected():
-                emit("step_aborted", step=event.step, view=event.view_id, cause=event.cause, lost=list(event.lost))
-            case ViewWithheld():
-                emit("held", cause=event.cause)
-            case JobFinished():
-                emit("job_done", step=event.step, nodes=list(event.nodes))
-
-
-def _call_all(calls: Sequence[Callable[[], None]]) -> None:
-    for call in calls:
-        call()
 
 
 def coordinator_config(

@@ -2,9 +2,19 @@
 
     alone     the journal is a file, which no other coordinator can have: it leads from the beginning
     in turn   the journal is shared: it stands by until the journal's lease is its own, leads for as long as it is, and
-              ends when it is lost. Whoever manages the process starts it again, and it stands by
+              stands by again when it is lost
 
-Either way it ends by what its service ends by (service.py), or when it is cancelled.
+How it ends:
+
+    it is cancelled                            in either way; the lease is given up, members hear that it was stopped
+    the lease is lost (LeaseLost): another     in turn: not at all. The term is over (term.py), its journal is closed,
+    leads, or the database is away             and the next leadership begins, as in a process that was just started
+    the journal cannot be opened at the start, by that error, either way: who starts it has to know at once. One that
+    refuses a record, is damaged, contradicts  stands by asks on, whatever the database answers: a leader is there, and
+    the settings                               this one may be needed later
+
+An operator's wish to forget nodes (`forget`) is one for the job as it was when the process began. It goes with the
+process from term to term while it is open, and is closed by the first view after it, whoever has led that.
 """
 
 from __future__ import annotations
@@ -13,6 +23,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 from quicoll.checks import MAX_WHOLE, seconds, whole
 from quicoll.deadlines import Deadlines
 from quicoll.errors import LocalError, QuicollError
-from quicoll.membership.journal import Journal
+from quicoll.membership.journal import Journal, LeaseLost
 from quicoll.membership.leadership import Leadership
 from quicoll.membership.relaying import relay_limits
 from quicoll.membership.service import NODE, CoordinatorService, coordinator_config
@@ -37,6 +48,8 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from quicoll.membership.coordinator.config import CoordinatorConfig
+    from quicoll.membership.coordinator.core import CoordinatorCore
+    from quicoll.membership.coordinator.history import History
     from quicoll.membership.journal import RecordStore
     from quicoll.membership.leadership import SharedStore
 
@@ -77,7 +90,7 @@ async def serve(
         journal: SQLite file, made if missing; a coordinator that is started again goes on from it. Or the URL of a
             PostgreSQL database, postgresql://...; then several coordinators may run, of which one leads.
         lease: With PostgreSQL, seconds after its last sign of life in the database until another takes the lead from
-            the one that has it; and how long the leader tries to reach the database before it steps down.
+            the one that has it; and how long the leader tries to reach the database before it stands by again.
         forget: Nodes of the last view that are gone for good and shall not be waited for, where too few are left for a
             quorum. They are not forgotten as long as they may be alive; the event "held" says why.
         world_size: Ranks that the first view waits for.
@@ -101,7 +114,8 @@ async def serve(
         ready: Called with the service once it listens; `reload` is there for a signal handler.
     Raises:
         LocalError: Settings, certificates, the deny list or the address cannot work.
-        JournalError: The journal cannot be read or written; with PostgreSQL also: another coordinator leads now.
+        JournalError: The journal cannot be read or written. With PostgreSQL: it cannot be opened at the start, or it
+            refuses a record; where another coordinator leads, or the database is away, this one stands by again.
     """
     seed = None if seed is None else whole(seed, "seed")
     config = coordinator_config(
@@ -186,50 +200,101 @@ async def _serve_shared(
         raise LocalError(
             f"a journal in PostgreSQL needs psycopg: pip install 'quicoll[postgresql]' ({error})"
         ) from error
+
+    def reach() -> tuple[SharedStore, Executor]:
+        return PostgresJournal(url, job=job, lease=lease), ThreadPoolExecutor(1, thread_name_prefix="quicoll-journal")
+
     service = make(journal=None, config=config)
-    open_store = partial(PostgresJournal.open, url, job=job, lease=lease)
-    await serve_in_turn(service, open_store, config=config, lease=lease, observers=observers, ready=ready)
+    await serve_in_turn(service, reach, config=config, lease=lease, observers=observers, ready=ready)
 
 
 async def serve_in_turn(
     service: CoordinatorService,
-    open_store: Callable[[], SharedStore],
+    reach: Callable[[], tuple[SharedStore, Executor]],
     *,
     config: CoordinatorConfig,
     lease: float,
     observers: Observers,
-    executor: Executor | None = None,
     ready: Callable[[CoordinatorService], None] | None = None,
 ) -> None:
-    """Stand by until the journal's lease is ours, then lead for as long as it is; the service is closed at the end.
+    """Stand by until the journal's lease is ours, lead for as long as it is, and stand by again; for ever. The service
+    is closed at the end.
 
     Args:
         service: It stands by.
-        open_store: Opens the journal.
+        reach: Gives a journal that was never used, and where to call it, one call at a time; for each leadership anew.
         config: The core's settings.
         lease: Seconds that a lease runs.
         observers: Hear that it leads.
-        executor: Where the journal is called, one call at a time. None takes a thread of its own.
-        ready: Called with the service once the journal is open.
+        ready: Called with the service once the journal was reached.
     Raises:
-        JournalError: The journal cannot be read or written, or another coordinator leads now.
+        LocalError: Settings and journal contradict each other.
+        JournalError: The journal cannot be reached at the start, or is damaged, or refuses a record.
     """
     async with _ending(service):
-        leadership = Leadership(
-            open_store,
-            holder=service.address,
-            lease=lease,
-            following=service.following,
-            on_standby=service.stand_by,
-            executor=executor,
-        )
-        async with leadership:
-            if ready is not None:
-                ready(service)
-            store = await leadership.lead()
-            service.lead(store, leadership.executor, _seeded(config, store))
-            observers.emit("leads", token=leadership.token, seed=service.core.history.seed)
-            await _first_error(leadership.keep(), service.wait_failed())
+        wish = _Wish(config)
+        begins = True
+        lost_early = 0  # times in a row
+        while True:
+            store, executor = reach()
+            leadership = Leadership(
+                store,
+                executor,
+                holder=service.address,
+                lease=lease,
+                lost_early=lost_early,
+                following=service.following,
+                on_standby=service.stand_by,
+            )
+            async with leadership:
+                if begins:
+                    await leadership.open()
+                    if ready is not None:
+                        ready(service)
+                begins = False
+                await _lead_once(service, leadership, wish, observers)
+                lost_early = leadership.early_losses()
+
+
+async def _lead_once(service: CoordinatorService, leadership: Leadership, wish: _Wish, observers: Observers) -> None:
+    """Stand by, lead, and return when the lease is lost; the service stands by then."""
+    try:
+        store = await leadership.lead()
+    except LeaseLost as error:
+        service.stand_by(error.leader)
+        return
+    service.lead(store, leadership.executor, _seeded(wish.settings(store.load()), store))
+    core = service.core
+    observers.emit("leads", token=leadership.token, seed=core.history.seed)
+    try:
+        # The term's own error first: where both have one, the other may be a consequence.
+        await _first_error(service.wait_failed(), leadership.keep())
+    except LeaseLost as error:
+        service.step_down(error.message, error.leader)
+        wish.term_ended(core)
+
+
+class _Wish:
+    """The settings of one term after the other, with the nodes that an operator gives up as long as that is open."""
+
+    def __init__(self, config: CoordinatorConfig) -> None:
+        self._config = config
+        self._view_id: int | None = None  # of the view that was installed last when the last term was over
+
+    def settings(self, history: History) -> CoordinatorConfig:
+        """Return those of the term that begins with this journal."""
+        if self._view_id not in (None, _view_id(history)):  # there was a quorum meanwhile, with them or without
+            self._config = replace(self._config, forget=())
+        return self._config
+
+    def term_ended(self, core: CoordinatorCore) -> None:
+        """Take in that a term is over. core: of that term; only what it was asked for is taken from it."""
+        self._config = replace(self._config, forget=core.to_forget)
+        self._view_id = _view_id(core.history)
+
+
+def _view_id(history: History) -> int:
+    return 0 if history.view is None else history.view.view_id
 
 
 async def _first_error(*waits: Coroutine[Any, Any, None]) -> None:

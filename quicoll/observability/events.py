@@ -35,8 +35,8 @@ class Event:
     state_learned(seconds, passes, chunks, cause); standing_by(from_node); own_state_kept(names, own_step, step);
     shards_received(blocks, view);
     fault(what); refused(reason); straggler(rank, peer, op, seconds, view); job_done(step, nodes); leads(token, seed);
-    nodes_forgotten(nodes); scale_asked(world_size, leave); node_dismissed(peer, cause); dismissed(reason);
-    progress(step, epoch, step_s, communication_share, data_share, samples_per_s);
+    stands_by(cause, leader); nodes_forgotten(nodes); scale_asked(world_size, leave); node_dismissed(peer, cause);
+    dismissed(reason); progress(step, epoch, step_s, communication_share, data_share, samples_per_s);
     tiers_changed(version, active, cold); tiers_refused(version, nodes, reason); piece_refused(state, peer, reason);
     certificates_rotated(fingerprint); certificate_denied(fingerprint). With `transport_events` also those of
     quicoll.observability.transport.

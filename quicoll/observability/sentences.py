@@ -15,6 +15,8 @@ _SENTENCES = {
     "step_committed": "step {step} is committed",
     "step_aborted": "step {step} was not committed: {cause}",
     "held": "waits: {cause}",
+    "leads": "leads the job, by a lease with the token {token}; the job's seed is {seed}",
+    "stands_by": "stands by again: {cause}",
     "state_received": "has the state after step {step} from rank {from_rank}",
     "state_learning": "learns the state from {from_node}, {chunks} chunks, before it takes part",
     "shards_received": "has got {blocks} blocks of what is divided between the ranks",

@@ -11,8 +11,8 @@ real code: `LeaseCore`, `Leadership`, the service.
     given up    after the patience, which is the lease's length: the coordinator hears that, and asks nothing
                 more. The call itself may have been carried out, or may be still: that is what the fence is for
 
-A coordinator that ends takes nothing back: what has left it arrives. The database itself loses nothing; it is a
-server that has synced what it has confirmed.
+A coordinator that ends, or stands by again, takes nothing back: what has left it arrives, with the token of the
+leadership that has sent it. The database itself loses nothing; it is a server that has synced what it has confirmed.
 
 Faults strike the next append: "refused" is an error of the server, and nothing is written; with "answer" it is written,
 and its coordinator never hears of it; "late" keeps it on its way until its coordinator has given up and its lease
@@ -25,9 +25,10 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from quicoll.errors import JournalError
+from quicoll.errors import JournalError, LocalError
 from quicoll.membership.coordinator.history import History
 from quicoll.membership.coordinator.lease import Following, HeldBy, Taken, may_take
+from quicoll.membership.journal import LeaseLost
 from quicoll.sim.scenario.events import DATABASE_HOST
 from quicoll_transport.sim import SimulatedExecutor
 from quicoll_transport.sim.network import PathState
@@ -173,7 +174,7 @@ class SimDatabase:
 
 
 class SimStore:
-    """One coordinator's journal in the database: a `SharedStore`. Its calls are made by way of `DatabaseCalls`."""
+    """The journal in the database for one leadership: a `SharedStore`. Its calls are made by way of `DatabaseCalls`."""
 
     path = _WHERE
 
@@ -188,7 +189,12 @@ class SimStore:
         self._history: History | None = None
         self._last: JournalRecord | None = None
 
+    def open(self) -> None:
+        """The way to it is all there is to be reached."""
+
     def take(self, holder: str, following: Following) -> Taken | HeldBy:
+        if self._token:
+            raise LocalError("another leadership needs another journal")
         answer = self._database.take(holder, following)
         if isinstance(answer, Taken):
             self._token = answer.token
@@ -241,13 +247,14 @@ class SimStore:
     def _check_usable(self) -> None:
         """Once a call was given up it is not known what became of it, and none follows."""
         if self.unreachable:
-            raise JournalError("closed, or it has failed; open it anew to see what it holds", path=self.path)
+            raise LeaseLost("closed, or it has failed; open it anew to see what it holds", path=self.path)
 
-    def _deposed(self, held: HeldBy) -> JournalError:
-        return JournalError(
+    def _deposed(self, held: HeldBy) -> LeaseLost:
+        return LeaseLost(
             f"this coordinator does not lead any more: its lease has token {self._token}, {held.holder} has taken it "
             f"with token {held.token}",
             path=self.path,
+            leader=held.holder,
         )
 
 
@@ -338,7 +345,7 @@ class _Call:
 
     def _unanswered(self) -> None:
         self._store.gave_up()
-        self._tell(None, JournalError(f"no answer for {self._database.lease_ns / 1e9:g} s", path=_WHERE))
+        self._tell(None, LeaseLost(f"no answer for {self._database.lease_ns / 1e9:g} s", path=_WHERE))
 
     def _tell(self, result: Any, error: Exception | None) -> None:
         if not self.future.done():  # else nobody waits for it any more

@@ -288,12 +288,9 @@ class Fleet:
                 await service.aclose()
                 store.close()
             return
-        shared = SimStore(self.database, machine.name)
+        reach = partial(_reach, self.database, machine.name)
         service = self._service(machine, config, observers, journal=None)
-        executor = DatabaseCalls(self.database, shared)
-        serving = serve_in_turn(
-            service, lambda: shared, config=config, lease=settings.lease, observers=observers, executor=executor
-        )
+        serving = serve_in_turn(service, reach, config=config, lease=settings.lease, observers=observers)
         await self._until_closed(machine, service, serving)
 
     def _service(
@@ -487,6 +484,12 @@ class Fleet:
     def _start_again(self, machine: Machine) -> None:
         if not machine.stays_down and not machine.runs:
             machine.start()
+
+
+def _reach(database: SimDatabase, host: str) -> tuple[SimStore, DatabaseCalls]:
+    """Return the journal for one leadership of a host's coordinator, and the way to it."""
+    store = SimStore(database, host)
+    return store, DatabaseCalls(database, store)
 
 
 def _words(error: BaseException) -> str:

@@ -86,6 +86,12 @@ class Server:
     def url_at(self, port: int) -> str:
         return f"postgresql://quicoll@127.0.0.1:{port}/postgres"
 
+    @property
+    def pid(self) -> int:
+        """Of the running server, and of its process group."""
+        assert self._process is not None
+        return self._process.pid
+
     def __enter__(self) -> Server:
         self.start()
         return self
@@ -100,7 +106,13 @@ class Server:
         log = (self._directory / "log").open("ab")
         with log:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self._directory, **self._as
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self._directory,
+                process_group=0,  # a Ctrl-C is for who has started it
+                **self._as,
             )
         until = time.monotonic() + START_S
         while True:

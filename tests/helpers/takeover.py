@@ -24,7 +24,6 @@ from quicoll_transport.security.identity import COORDINATOR, WORKER
 
 JOB = "takeover"
 SOURCES = [str(Path(package.__file__ or "").resolve().parent.parent) for package in (quicoll, quicoll_transport)]
-STEPPED_DOWN = 2  # the exit status
 PATIENCE_S = 60.0  # of a test, for what takes a few seconds on a machine that has nothing else to do
 
 
@@ -37,7 +36,6 @@ class Cluster:
         self.lost_after, self.lease = lost_after, lease
         self.ports = {name: free_udp_port() for name in "ab"}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._commands: dict[str, tuple[str, ...]] = {}
         self.certs = directory / "certs"
         create_authority(self.certs, job=JOB, days=2)
         issue(self.certs, role=COORDINATOR, node=COORDINATOR, days=2)
@@ -63,15 +61,8 @@ class Cluster:
         addresses = ",".join(f"127.0.0.1:{port}" for port in ports)
         return await ask_for_ranks(len(self.nodes), coordinator=addresses, certs=self.certs, timeout=PATIENCE_S)
 
-    def restart_ended(self) -> None:
-        """Start coordinators that have stepped down again, as whatever manages services would."""
-        for name, process in self.processes.items():
-            if process.poll() == STEPPED_DOWN:
-                self.start(name, *self._commands[name])
-
     def start(self, name: str, journal: str, *options: str) -> None:
         """Start a coordinator; its words are in the file `name`.log."""
-        self._commands[name] = (journal, *options)
         environment = {key: value for key, value in os.environ.items() if not key.startswith("QUICOLL_")}
         environment |= {"PYTHONPATH": os.pathsep.join(SOURCES), "PYTHONUNBUFFERED": "1"}
         command = [sys.executable, "-m", "quicoll.cli.main", "coordinator", "--job", JOB, "--certs", str(self.certs)]
@@ -99,7 +90,6 @@ class Cluster:
         """Wait for a condition, and fail with what was waited for and the coordinators' words."""
         until = time.monotonic() + PATIENCE_S
         while not done():
-            self.restart_ended()
             if time.monotonic() > until:
                 words = "".join(f"\n{name}: {self.said(name)[-1500:]}" for name in self.processes)
                 raise AssertionError(f"not within {PATIENCE_S:g} s: {what}{words}")

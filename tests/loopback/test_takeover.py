@@ -34,7 +34,10 @@ def commits(server: Server) -> list[tuple[int, int]]:
 
 
 async def test_a_job_goes_on_whichever_way_its_leader_is_lost(postgresql: Server, tmp_path: Path) -> None:
-    """Killed; the database restarted under it; cut off from the database; stopped in order."""
+    """Killed; the database restarted under it; cut off from the database; stopped in order.
+
+    Who is cut off stands by again, in its own process, and is the one that leads when the other is stopped.
+    """
     with ExitStack() as stack:
         proxies = {name: stack.enter_context(Proxy(postgresql.port)) for name in "ab"}
         cluster = stack.enter_context(Cluster(tmp_path, nodes=2, lost_after=1.0, lease=2.0))
@@ -63,16 +66,20 @@ async def test_a_job_goes_on_whichever_way_its_leader_is_lost(postgresql: Server
             assert (await cluster.ask_for_ranks(first=standby)).refusal == ""
 
             cut = cluster.leader()
+            was = cluster.processes[cut]
             proxies[cut].cut()
             await cluster.until(lambda: cluster.leader() != cut, "another leads")
             await ranks.goes_on()
+            await cluster.until(lambda: "\nstands by again: " in cluster.said(cut), f"{cut} stands by again")
             proxies[cut].repair()
 
             stopped = cluster.leader()
             cluster.processes[stopped].terminate()
-            await cluster.until(lambda: cluster.leader() != stopped, "another leads")
+            await cluster.until(lambda: cluster.leader() == cut, f"{cut} leads again")
             await ranks.goes_on()
             assert cluster.processes[stopped].wait(60) == 0
+            assert was is cluster.processes[cut]
+            assert was.poll() is None
         ranks.check()
         written = commits(postgresql)
         assert [step for step, _ in written] == list(range(1, len(written) + 1))

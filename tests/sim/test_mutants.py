@@ -26,7 +26,6 @@ import quicoll.collectives.split
 import quicoll.collectives.subgroups
 import quicoll.engine.engine
 import quicoll.membership.coordinator.admission
-import quicoll.membership.coordinator.core
 import quicoll.numerics.bundle
 import quicoll.plan
 import quicoll.plan.schedule
@@ -37,9 +36,9 @@ from quicoll.engine.communicator import Communicator, InFlight
 from quicoll.engine.coordinator_link import CoordinatorLink
 from quicoll.errors import QuicollError
 from quicoll.membership.coordinator.ballot import Ballot, BallotResult
-from quicoll.membership.coordinator.core import CoordinatorCore
 from quicoll.membership.coordinator.formation import Formation
 from quicoll.membership.coordinator.history import Committed
+from quicoll.membership.coordinator.ledger import Ledger
 from quicoll.membership.journal import Journal
 from quicoll.sim import Conditions, Settings, Simulation, workload
 from quicoll.sim.checked import CheckedGroup
@@ -289,13 +288,13 @@ def the_journal_forgets_commits(patch: Patch) -> None:
 
 
 def commits_are_announced_but_not_recorded(patch: Patch) -> None:
-    record = CoordinatorCore._record
+    record = Ledger.record
 
-    def careless(self: CoordinatorCore, entry: Any) -> None:
+    def careless(self: Ledger, entry: Any) -> None:
         if not isinstance(entry, Committed):
             record(self, entry)
 
-    patch.setattr(CoordinatorCore, "_record", careless)
+    patch.setattr(Ledger, "record", careless)
 
 
 def anybody_is_a_quorum(patch: Patch) -> None:

@@ -174,16 +174,16 @@ def callbacks_are_lost_after_a_doubt(patch: Patch) -> None:
 
 
 def a_lost_member_s_vote_is_not_needed(patch: Patch) -> None:
-    lost = CoordinatorCore._node_lost
+    lost = CoordinatorCore.member_lost
 
-    def generous(self: CoordinatorCore, candidate: Any, cause: str, now_ns: int) -> None:
+    def generous(self: CoordinatorCore, node: str, cause: str, *, now_ns: int, incarnation: int | None = None) -> None:
         active = self._stage.active
-        if active is not None and active.ballot is not None and active.ballot.silent == (candidate.node,):
+        if active is not None and active.ballot is not None and active.ballot.silent == (node,):
             vote = next(iter(active.ballot._votes.values()))
-            self._commit(active, active.ballot.step, vote.digest, now_ns)
-        lost(self, candidate, cause, now_ns)
+            self._steps.commit(active, active.ballot.step, vote.digest, now_ns)
+        lost(self, node, cause, now_ns=now_ns, incarnation=incarnation)
 
-    patch.setattr(CoordinatorCore, "_node_lost", generous)
+    patch.setattr(CoordinatorCore, "member_lost", generous)
 
 
 def a_share_of_three_ends_early(patch: Patch) -> None:

@@ -13,13 +13,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from takeover_mutants import (
     A_LEADER_WAKES_UP_WITH_ALL_VOTES,
+    AN_APPEND_COMES_AFTER_ITS_TERM,
     LEASE,
     LOST_AFTER,
     RANKS_COME_TO_A_LEADER_OF_THE_PAST,
     SETTINGS,
     TAKEOVER_MUTANTS,
+    THE_FIRST_LEADS_AGAIN,
     answers_are_not_confirmed,
     scenario,
+    the_old_memory_is_kept,
 )
 
 from quicoll.errors import JournalError, LocalError
@@ -39,12 +42,26 @@ if TYPE_CHECKING:
     from quicoll.sim.scenario.swarm import Scenario
 
 
-def ran(text: str, *, settings: Settings = SETTINGS, steps: int = 4) -> Recording:
+def ran(text: str, *, settings: Settings = SETTINGS, steps: int = 4, seed: int = 5) -> Recording:
     """Run it; every invariant has to hold."""
+    return ran_as_it_is(replace(scenario(text, settings=settings, steps=steps), seed=seed))
+
+
+def ran_as_it_is(found: Scenario) -> Recording:
     recording = Recording()
-    outcome = run_scenario(scenario(text, settings=settings, steps=steps), recorder=recording.record)
+    outcome = run_scenario(found, recorder=recording.record)
     assert outcome.error is None, recording.explain(outcome)
     return recording
+
+
+def ended_coordinators(recording: Recording) -> list[str]:
+    """Return which processes of coordinators ended by themselves before the run was over."""
+    ended = [entry for entry in recording.entries if entry.kind == "process_ended" and "coordinator" in entry.who]
+    return [entry.who for entry in ended if entry.what != "well"]
+
+
+def stood_by_again(recording: Recording) -> list[str]:
+    return [entry.who for entry in recording.entries if entry.kind == "stands_by"]
 
 
 def leaders(recording: Recording) -> list[str]:
@@ -136,6 +153,68 @@ def test_ranks_that_reach_only_the_last_of_three_are_found_there() -> None:
     assert max(gap for gap in gaps(recording) if gap) < LOST_AFTER + 1.45 * LEASE + 2 * 2.1 + 1.0
 
 
+ALL = "all"
+
+
+@pytest.mark.parametrize("seed", range(5, 8))
+@pytest.mark.parametrize("how", [ALL, "workers", "database", "pause"])
+def test_a_leader_that_is_deposed_stands_by_and_leads_again_in_the_same_process(how: str, seed: int) -> None:
+    lost = 'partition({"coordinator"}, {0, 1, 2, "database"})' if how == ALL else f'take_over("{how}")'
+    recording = ran(
+        f'sim.at(0.5).{lost}; sim.at(3.0).repair(); sim.at(4.0).crash("coordinator-2"); sim.at(7.0).heal()',
+        steps=20,
+        seed=seed,
+    )
+    assert leaders(recording)[:3] == ["coordinator", "coordinator-2", "coordinator"]
+    assert stood_by_again(recording)[:1] == ["coordinator"]
+    assert ended_coordinators(recording) == []
+    # Of the three it was the leader for some time each, and steps were committed under it.
+    assert all(any(begin < at < end for at in commits(recording)) for begin, end in ((0, 0.5), (2, 4), (5, 7)))
+
+
+@pytest.mark.parametrize("seed", range(5, 9))
+def test_three_coordinators_lead_in_turns_each_in_one_process(seed: int) -> None:
+    cuts = "".join(f'sim.at({at}).take_over("database"); sim.at({at + 2.5}).repair();' for at in (0.5, 4.0, 7.5, 11.0))
+    recording = ran(f"{cuts} sim.at(15.0).heal()", settings=THREE, steps=60, seed=seed)
+    led = leaders(recording)
+    assert len(led) >= 5
+    assert len(set(led)) < len(led), "somebody has led twice"
+    assert stood_by_again(recording) == led[:-1]
+    assert ended_coordinators(recording) == []
+    assert max(gap for gap in gaps(recording) if gap) < 1.45 * LEASE + 2 * 2.1 + 1.0
+
+
+def heard(recording: Recording) -> set[str]:
+    """Return what ranks were told when their links to a coordinator ended, as far as it says who leads."""
+    lost = [entry for entry in recording.entries if entry.kind == "peer_lost" and entry.who.startswith("worker")]
+    words = [str(entry.what) for entry in lost]
+    return {each.partition("(")[2].partition(")")[0] for each in words if "does not lead" in each}
+
+
+def test_its_former_members_hear_that_it_leads_no_more_and_who_does() -> None:
+    nobody = ran('sim.at(0.5).take_over("database"); sim.at(3.0).heal()')
+    assert heard(nobody) == {"this coordinator does not lead any more: it does not know who does"}
+    known = ran_as_it_is(A_LEADER_WAKES_UP_WITH_ALL_VOTES)
+    assert heard(known) == {"this coordinator does not lead any more: 10.0.0.5:4433 leads"}
+
+
+def test_an_append_that_arrives_when_its_coordinator_leads_again_is_refused(monkeypatch: Patch) -> None:
+    """Of the same process, and by the token alone: nobody else has appended anything."""
+    arrived: list[tuple[int, str]] = []
+    honest = SimDatabase.append
+
+    def watched(self: SimDatabase, token: int, number: int, record: Any) -> HeldBy | None:
+        held = honest(self, token, number, record)
+        if held is not None:
+            arrived.append((token, self.holder))
+        return held
+
+    monkeypatch.setattr(SimDatabase, "append", watched)
+    recording = ran_as_it_is(AN_APPEND_COMES_AFTER_ITS_TERM)
+    assert leaders(recording)[:2] == ["coordinator", "coordinator"]
+    assert arrived == [(1, "10.0.0.1:4433")]
+
+
 HOURS = 3 * 3600
 CLOCKS = {
     "forth": f'sim.at(0.6).step_wall("WHO", {HOURS})',
@@ -224,6 +303,18 @@ def test_a_leader_of_the_past_refuses_nobody_for_good_as_its_answers_are_confirm
 
     assert refused() == []
     answers_are_not_confirmed(monkeypatch)
+    assert refused() == ["worker-0", "worker-1", "worker-2"]
+
+
+@pytest.mark.interpreted
+def test_a_leader_that_leads_again_refuses_nobody_for_good_as_it_reads_the_journal_anew(monkeypatch: Patch) -> None:
+    def refused() -> list[str]:
+        recording = ran_as_it_is(THE_FIRST_LEADS_AGAIN)
+        assert leaders(recording)[:3] == ["coordinator", "coordinator-2", "coordinator"]
+        return [entry.who for entry in recording.entries if entry.kind == "refused"]
+
+    assert refused() == []
+    the_old_memory_is_kept(monkeypatch)
     assert refused() == ["worker-0", "worker-1", "worker-2"]
 
 

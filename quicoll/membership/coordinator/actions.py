@@ -162,7 +162,7 @@ MembershipEvent: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class Persist:
-    """Append to the journal; durable before any later action. If that fails, the coordinator process has to end."""
+    """Append to the journal; durable before any later action. If that fails, no later action is carried out."""
 
     record: JournalRecord
 

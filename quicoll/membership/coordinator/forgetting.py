@@ -4,6 +4,9 @@
     DONE      the journal has `Forgotten`: they count in the base of quorums no longer
     GIVEN_UP  for good, in this process: the wish would be wrong, or is not needed any more
 
+While it is ASKED it goes on from one leadership of the process to the next, unless there was a view in between; then
+the nodes are given the time to come once more.
+
 Quorums are there so that a handful of nodes does not go on alone while the others are merely away. Forgetting takes
 that protection away for the nodes named, so it is done only where they can do no harm:
 
@@ -80,6 +83,11 @@ class Forgetting:
     def asked(self) -> bool:
         """Whether an operator has asked for it, and it is not done."""
         return bool(self._nodes) and self.state is not ForgettingState.DONE
+
+    @property
+    def open(self) -> tuple[str, ...]:
+        """The nodes, while it is open whether they may be forgotten; else none."""
+        return self._nodes if self.state is ForgettingState.ASKED else ()
 
     def joined(self, node: str) -> None:
         """Take in that a node has joined: it is alive."""

@@ -6,7 +6,8 @@ when; what follows from the answers is said here, and only here.
 
     STANDBY   somebody else leads, or it is not known who: the lease is asked for again and again
     LEADING   this process has taken the lease, with a token that nobody had before
-    ENDED     it was taken over, or could not be renewed in time: for good, this process ends
+    ENDED     it was taken over, or could not be renewed in time: for good. A process that stands by again does so with
+              a core of its own for that (leadership.py), which has no token and knows of no lease
 
     TAKE      "give me the lease, with a new token, if it may be taken; else say who has it, and for how long. So many
               nodes wait here"
@@ -39,6 +40,11 @@ Invariants:
 7. A coordinator that stands by says who leads, and its nodes go there. Only those count as waiting that are here at two
    requests, one after the other: whoever reaches the leader is gone by the second.
 
+8. Whoever loses the lease sooner than one length after it has taken it rests before it asks again: as long as a lease
+   runs, and twice as long each time that this happens again, up to `TURN` of them (`rest_ns`). Else two of them could
+   take it from each other for ever, each before it leads a view: where the database's clock runs fast, or requests take
+   longer than a lease. The other has it meanwhile, undisturbed. Who had it for longer asks again at once.
+
 Time: a lease runs for `lease_ns` and is renewed after a quarter of it. One that stands by asks again when the lease
 that it has seen would run out, and not later than after a fifth of the whole time. So another one leads
 `lease_ns` and a request after the last renewal at the latest; after a clean end, which gives the lease up, a fifth
@@ -63,6 +69,7 @@ __all__ = [
     "LeaseState",
     "Taken",
     "may_take",
+    "rest_ns",
 ]
 
 TURN = 8
@@ -136,6 +143,16 @@ def may_take(*, left_ns: int, length_ns: int, idle_ns: int | None, nodes: int, w
     return idle_ns >= length_ns * (1 if waiting > nodes else TURN)
 
 
+def rest_ns(lost_early: int, *, length_ns: int) -> int:
+    """Return how long who has lost the lease rests until it asks again.
+
+    Args:
+        lost_early: How often in a row it has lost it before it had it for its length.
+        length_ns: How long it runs when it is new.
+    """
+    return 0 if lost_early == 0 else length_ns * min(1 << min(lost_early - 1, 30), TURN)
+
+
 LEASE_TRANSITIONS: dict[LeaseState, tuple[LeaseState, ...]] = {
     LeaseState.STANDBY: (LeaseState.LEADING, LeaseState.ENDED),
     LeaseState.LEADING: (LeaseState.ENDED,),
@@ -144,7 +161,7 @@ LEASE_TRANSITIONS: dict[LeaseState, tuple[LeaseState, ...]] = {
 
 
 class LeaseCore:
-    """Answers, failures and time in, requests out; see the head of this module.
+    """Answers, failures and time in, requests out, for one leadership; see the head of this module.
 
     The shell asks `due` whenever `next_timer` has passed, makes the request, and tells how it ended. One request is
     under way at a time.
@@ -152,16 +169,18 @@ class LeaseCore:
     Args:
         lease_ns: How long a lease runs.
         now_ns: The time now, of any monotonic clock.
+        rest_ns: How long to wait with the first request.
     Raises:
         LocalError: lease_ns is not above 0.
     """
 
-    def __init__(self, *, lease_ns: int, now_ns: int) -> None:
+    def __init__(self, *, lease_ns: int, now_ns: int, rest_ns: int = 0) -> None:
         if lease_ns <= 0:
             raise LocalError("lease_ns has to be above 0")
         self._lease_ns = lease_ns
         self._state = LeaseState.STANDBY
-        self._due_ns = now_ns
+        self._due_ns = now_ns + rest_ns
+        self._taken_ns: int | None = None
         self._under_way: LeaseRequest | None = None
         self._asked_ns = now_ns
         self._held: HeldBy | None = None
@@ -177,7 +196,7 @@ class LeaseCore:
 
     @property
     def token(self) -> int:
-        """The token of the lease that this process has taken; 0 before."""
+        """The token of the lease that was taken; 0 before."""
         return self._token
 
     @property
@@ -193,6 +212,10 @@ class LeaseCore:
         """
         held = self._held
         return "" if held is None or 2 * held.left_ns < self._lease_ns else held.holder
+
+    def is_early(self, now_ns: int) -> bool:
+        """Return whether the lease, if it is lost now, is lost before it was had for its length."""
+        return self._taken_ns is not None and now_ns < self._taken_ns + self._lease_ns
 
     def next_timer(self) -> int | None:
         """Return when `due` has to be called; None while a request is under way, and after the end."""
@@ -222,6 +245,7 @@ class LeaseCore:
         elif isinstance(answer, Taken):
             self._move(LeaseState.LEADING)
             self._token, self._held, self._cause = answer.token, None, ""
+            self._taken_ns = self._asked_ns
             self._due_ns = self._asked_ns + self._lease_ns // 4
         else:
             self._held, self._cause = answer, ""

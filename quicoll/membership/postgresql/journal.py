@@ -9,7 +9,10 @@ Tables, in the database's schema `quicoll`, which the first coordinator makes:
 
     opened     `take` asks for the lease; `load` and `append` are not possible yet
     leading    `load` reads the records once, then `append` adds to them
-    closed     by `close`, or by any error: nothing more is asked
+    closed     by `close`, or by any error: nothing more is asked, for good. Who is to lead again gets another object
+
+It takes the lease once, so it has one token in all its life: whatever it has sent bears that one, and what arrives
+after another taking is refused, whoever took it.
 
 Invariants, and what each rests on:
 
@@ -26,7 +29,7 @@ Invariants, and what each rests on:
   standby loses what that did not have; then a member holds more than the journal, and is refused (rule 12).
 - Statements have a time limit in the server, connections one in the client (connection.py). A call that finds the
   connection lost makes a new one, and repeats what it asked, for `patience` seconds in all. Then it raises, with since
-  when, and the coordinator steps down: whether its last record is there is known only to who reads the journal next.
+  when, and the leadership is over: whether its last record is there is known only to who reads the journal next.
 
 Secrets: a URL may hold a password; errors, events and `repr` name host, port and database, and nothing else of it.
 """
@@ -45,6 +48,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from quicoll.errors import JournalError, LocalError
 from quicoll.membership.coordinator.history import History
 from quicoll.membership.coordinator.lease import TURN, HeldBy, Taken
+from quicoll.membership.journal import LeaseLost
 from quicoll.membership.postgresql.connection import DatabaseConnection, Disconnected, Rejected
 from quicoll.membership.postgresql.records import row_body, row_checksum, row_kind, row_record
 
@@ -125,12 +129,12 @@ WHERE job = $1::text AND number > $2::bigint ORDER BY number LIMIT $3::bigint
 """
 
 
-class JournalUnreachable(JournalError):
-    """The database gave no answer for as long as was waited for one."""
+class JournalUnreachable(LeaseLost):
+    """The database gave no answer for as long as was waited for one: a lease that was held may have run out."""
 
 
 class PostgresJournal:
-    """See the module's head. Made by `open`; used by one thread at a time.
+    """See the module's head. Used by one thread at a time; `open` and `take` connect.
 
     Args:
         conninfo: URL or keywords, as libpq takes them.
@@ -158,36 +162,29 @@ class PostgresJournal:
         self._patience = lease
         self._connection: DatabaseConnection | None = None
         self._closed = False
+        self._failure: JournalError | None = None  # the first one
         self._token = 0
         self._history: History | None = None
         self._number = 0  # of the last record
 
-    @classmethod
-    def open(cls, conninfo: str, *, job: str, lease: float) -> PostgresJournal:
+    def open(self) -> None:
         """Connect, and make the tables where there are none.
 
-        Args:
-            conninfo: As for the class.
-            job: As for the class.
-            lease: As for the class.
         Raises:
-            LocalError: The URL is malformed.
             JournalError: The database cannot be reached or used, or was written by another version.
         """
-        journal = cls(conninfo, job=job, lease=lease)
         try:
-            journal._asked("it cannot be opened", lambda until: None, patience=max(lease, _OPEN_S))
+            self._asked("it cannot be opened", lambda until: None, patience=max(self._patience, _OPEN_S))
         except BaseException:
-            journal._drop()
+            self._drop()
             raise
-        return journal
 
     def __repr__(self) -> str:
         return f"<PostgresJournal {self.path} job={self._job!r} token={self._token}>"
 
     @property
     def token(self) -> int:
-        """Of the lease that this process has taken; 0 before."""
+        """Of the lease that was taken; 0 before."""
         return self._token
 
     # The lease
@@ -199,8 +196,11 @@ class PostgresJournal:
             holder: This coordinator's address, for members.
             following: Its nodes.
         Raises:
+            LocalError: It was taken by this object before.
             JournalError: The database gives no answer, or a wrong one.
         """
+        if self._token:
+            raise LocalError(f"the lease was taken with token {self._token}; another leadership needs another journal")
 
         def ask(until: float) -> Taken | HeldBy:
             taken = self._execute(_TAKE, self._job, holder, self._lease_us, following.nodes, TURN, until=until)
@@ -270,8 +270,8 @@ class PostgresJournal:
 
         Raises:
             LocalError: It contradicts the journal; nothing was asked.
-            JournalError: Another coordinator has taken the lease, or the database gave no answer. The process has to
-                end.
+            LeaseLost: Another coordinator has taken the lease, or the database gave no answer.
+            JournalError: The database refuses the record.
         """
         if self._history is None and not self._closed:
             raise JournalError("it is appended to by who has the lease and has read it", path=self.path)
@@ -345,12 +345,17 @@ class PostgresJournal:
             time.sleep(_PAUSE_S)
 
     def _ended(self) -> JournalError:
-        return JournalError("closed, or it has failed; open it anew to see what it holds", path=self.path)
+        words = "closed, or it has failed; open it anew to see what it holds"
+        failure = self._failure
+        if isinstance(failure, LeaseLost):  # a call that waited behind the one that has failed is no worse than that
+            return LeaseLost(words, path=self.path, leader=failure.leader)
+        return JournalError(words, path=self.path)
 
     def _failed(self, error: JournalError) -> JournalError:
         """Take in that a leader's call has failed: it asks nothing more. Who stands by may ask again."""
         if self._token:
             self._closed = True
+            self._failure = self._failure or error
             self._history = None
             self._drop()
         return error
@@ -402,12 +407,13 @@ class PostgresJournal:
         token, holder, left_us = rows[0]
         return HeldBy(_whole(token), str(holder), _whole(left_us) * 1000)
 
-    def _deposed(self, held: HeldBy) -> JournalError:
+    def _deposed(self, held: HeldBy) -> LeaseLost:
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
-        return JournalError(
+        return LeaseLost(
             f"this coordinator does not lead any more: its lease has token {self._token}, {held.holder} has taken it "
             f"with token {held.token} (found at {now})",
             path=self.path,
+            leader=held.holder,
         )
 
     def _is_there(self, number: int, row: tuple[str, bytes, int], until: float) -> bool:

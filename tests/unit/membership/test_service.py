@@ -14,8 +14,9 @@ from quicoll import Event, LocalError
 from quicoll.errors import JournalError
 from quicoll.membership import messages as m
 from quicoll.membership import service as module
+from quicoll.membership.coordinator.history import Proposed, Seeded
 from quicoll.membership.coordinator.lease import Following
-from quicoll.membership.journal import MemoryJournal
+from quicoll.membership.journal import LeaseLost, MemoryJournal
 from quicoll.membership.operators import (
     OPERATOR,
     Inquire,
@@ -106,6 +107,7 @@ class FakeEndpoint:
         self.given = given
         self.address = ("127.0.0.1", 4433)
         self.rotated: list[Any] = []
+        self.links: dict[int, Link] = {}
         self.closed = ""
 
     def rotate(self, credentials: Any) -> None:
@@ -148,8 +150,13 @@ class Bench:
 
     def link(self, node: str, incarnation: int = 1) -> Link:
         link = Link(node, incarnation)
-        self.endpoint.given["on_link"](link)
+        self.come(link)
         return link
+
+    def come(self, link: Link) -> None:
+        """A link has come up; the endpoint has it until it ends."""
+        self.endpoint.links[link.number] = link
+        self.endpoint.given["on_link"](link)
 
     def joined(self, node: str, incarnation: int = 1) -> Link:
         link = self.link(node, incarnation)
@@ -388,15 +395,22 @@ class OperatorEnd(Link):
         self.on_app(self, encode_operation(message))
 
 
-async def operated(bench: Bench) -> tuple[SlowJournal, OperatorEnd]:
-    """A coordinator that leads with a journal on a thread, which has taken what the start has written."""
+async def led(bench: Bench, journal: MemoryJournal | None = None) -> SlowJournal:
+    """It leads with a journal on a thread, which has taken what the start has written."""
     slow = SlowJournal()
     bench.loop.run_in_executor = slow.run_in_executor
-    bench.service.lead(bench.journal, object(), coordinator_config(1, 1.0, seed=7))
+    executor: Any = object()
+    bench.service.lead(journal or bench.journal, executor, coordinator_config(1, 1.0, seed=7))
     while slow.calls:
         await slow.answer()
+    return slow
+
+
+async def operated(bench: Bench) -> tuple[SlowJournal, OperatorEnd]:
+    """One that leads, and an operator's link to it."""
+    slow = await led(bench)
     operator = OperatorEnd()
-    bench.endpoint.given["on_link"](operator)
+    bench.come(operator)
     return slow, operator
 
 
@@ -516,3 +530,147 @@ async def test_a_coordinator_that_is_not_the_relay_says_who_is_and_answers_nobod
 def test_a_relay_s_address_has_to_be_one() -> None:
     with pytest.raises(LocalError, match="the relay's address"):
         coordinator_config(1, 1.0, 7, relay="nowhere")
+
+
+async def test_one_that_steps_down_ends_all_links_and_says_who_leads_now() -> None:
+    bench = Bench(standby=True)
+    slow, operator = await operated(bench)
+    a = bench.joined("a")
+    while slow.calls:
+        await slow.answer()
+    bench.service.step_down("another has taken the lease", "10.0.0.2:4433")
+    assert not bench.service.leads
+    for link in (a, operator):
+        assert link.closed == ["this coordinator does not lead any more: 10.0.0.2:4433 leads"]
+    assert bench.loop.timers == []
+    assert bench.events[-1].kind == "stands_by"
+    assert bench.events[-1].fields == {"cause": "another has taken the lease", "leader": "10.0.0.2:4433"}
+    assert bench.service.following() == Following(0)
+    assert bench.joined("a").told == [m.Standby(leader="10.0.0.2:4433")]
+    with pytest.raises(LocalError, match="stands by"):
+        bench.service.step_down("once more", "")
+
+
+async def test_one_that_steps_down_without_knowing_who_leads_says_that() -> None:
+    bench = Bench(standby=True)
+    await led(bench)
+    a = bench.joined("a")
+    bench.service.step_down("the database gave no answer", "")
+    assert a.closed == ["this coordinator does not lead any more: it does not know who does"]
+    assert bench.joined("a").told == [m.Standby(leader="")]
+
+
+async def test_an_append_that_was_under_way_has_no_effect_on_the_term_that_follows() -> None:
+    """Neither what it brings nor what was to be done after it: the term that has begun it is over."""
+    bench = Bench(standby=True)
+    old = await led(bench)
+    a = bench.joined("a")
+    told = list(a.told)
+    assert len(old.calls) == 1  # Welcome rests on the journal; the proposal waits behind
+    bench.service.step_down("deposed", "")
+    journal = MemoryJournal()
+    journal.append(Seeded(7))
+    new = await led(bench, journal)
+    seen, written = bench.kinds(), list(journal.records)
+    await old.answer()
+    assert (old.calls, new.calls) == ([], [])  # nothing follows from it
+    assert (a.told, bench.kinds(), journal.records) == (told, seen, written)
+    assert not bench.service.failed
+
+
+async def test_an_append_that_fails_after_the_term_is_over_fails_no_other() -> None:
+    bench = Bench(standby=True)
+    old = await led(bench)
+    bench.joined("a")
+    bench.service.step_down("deposed", "")
+    await led(bench)
+    await old.answer(JournalError("no answer", path="database"))
+    assert not bench.service.failed
+
+
+async def test_a_timer_of_the_old_term_does_not_fire_in_the_new_one() -> None:
+    bench = Bench(standby=True)
+    slow = await led(bench)
+    bench.joined("a")
+    while slow.calls:  # a view is proposed, which has a deadline
+        await slow.answer()
+    assert bench.loop.timers
+    old = list(bench.loop.timers)
+    bench.service.step_down("deposed", "")
+    assert bench.loop.timers == []
+    slow = await led(bench)
+    seen = bench.kinds()
+    for timer in old:
+        timer.run()  # as if it had been due in the same turn
+    bench.loop.pass_to(bench.loop.now + 60.0)
+    assert (bench.kinds(), slow.calls) == (seen, [])
+
+
+async def test_a_link_that_was_to_be_closed_in_a_moment_is_closed_with_the_others() -> None:
+    bench = Bench(standby=True)
+    await led(bench)
+    stranger = bench.link("a")
+    stranger.say(m.BeginStep(view_id=1, step=1))
+    assert len(bench.loop.timers) == 1
+    bench.service.step_down("deposed", "")
+    assert (bench.loop.timers, len(stranger.closed)) == ([], 1)
+
+
+async def test_what_comes_on_a_link_of_the_old_term_is_not_heard_by_the_new_one() -> None:
+    bench = Bench(standby=True)
+    slow = await led(bench)
+    a = bench.joined("a")
+    while slow.calls:
+        await slow.answer()
+    proposals = [message for message in a.told if isinstance(message, m.Propose)]
+    bench.service.step_down("deposed", "")
+    slow = await led(bench)
+    told = list(a.told)
+    a.say(m.Confirm(view_id=proposals[-1].view.view_id))
+    a.say(m.Join(incarnation=1))
+    a.end("closed")
+    assert (a.told, slow.calls) == (told, [])
+    assert len(bench.service.desk.table) == 0
+
+
+async def test_the_term_that_follows_is_made_from_the_journal_and_not_from_memory() -> None:
+    bench = Bench(standby=True)
+    slow = await led(bench)
+    a = bench.joined("a")
+    while slow.calls:
+        await slow.answer()
+    view = next(message.view for message in a.told if isinstance(message, m.Propose))
+    bench.service.step_down("deposed", "")
+    meanwhile = MemoryJournal()  # another coordinator has led
+    for record in (Seeded(7), Proposed(view.view_id), Proposed(view.view_id + 5)):
+        meanwhile.append(record)
+    slow = await led(bench, meanwhile)
+    assert bench.service.core.history.last_view_id == view.view_id + 5
+    again = bench.joined("a")
+    while slow.calls:
+        await slow.answer()
+    assert [message.view.view_id for message in again.told if isinstance(message, m.Propose)] == [view.view_id + 6]
+
+
+async def test_a_relay_passes_on_for_nobody_whose_link_was_of_the_old_term() -> None:
+    bench = Bench(2, standby=True)
+    await led(bench)
+    a = bench.joined("a")
+    a.say(m.AskRelay(peer="b"))
+    assert len(bench.service.desk.table) == 1
+    bench.service.step_down("deposed", "")
+    a.end("closed")
+    assert len(bench.service.desk.table) == 0
+
+
+async def test_a_term_of_its_own_can_be_waited_for_each_time() -> None:
+    bench = Bench(standby=True)
+    with pytest.raises(LocalError, match="stands by"):
+        await bench.service.wait_failed()
+    for _ in range(2):
+        slow = await led(bench)
+        bench.joined("a")
+        await slow.answer(LeaseLost("deposed", path="database", leader="b:1"))
+        with pytest.raises(LeaseLost):
+            await bench.service.wait_failed()
+        bench.service.step_down("deposed", "b:1")

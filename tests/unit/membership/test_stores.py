@@ -71,9 +71,11 @@ RECORDS: list[JournalRecord] = [
 
 def leading(server: Server, job: str) -> PostgresJournal:
     """A journal whose lease is ours; that of whoever had it before has run out."""
-    PostgresJournal.open(server.url, job=job, lease=LEASE).close()  # which makes the tables
+    tables = PostgresJournal(server.url, job=job, lease=LEASE)
+    tables.open()  # which makes them
+    tables.close()
     server.execute("UPDATE quicoll.leases SET until = clock_timestamp() WHERE job = $1::text", job)
-    journal = PostgresJournal.open(server.url, job=job, lease=LEASE)
+    journal = PostgresJournal(server.url, job=job, lease=LEASE)
     assert isinstance(journal.take("127.0.0.1:1", Following()), Taken)
     journal.load()
     return journal

@@ -7,6 +7,8 @@ is what the two protocols do, one action at a time:
     a coordinator takes the lease       at any moment: the model has no clock, so no clock can be wrong in it; and it
                                         asks for no reason, so also from a leader that lives and leads no view
     it crashes, or its append fails     its memory is gone; the record may have been written all the same
+    it gives an append up               which stays under way, and arrives at any later moment, or never. Its process
+                                        stands by meanwhile, and may lead again when it arrives
     a leader forms a view, decides      from the members that are linked to it, by an append that the database judges
     a member votes, loses its link      and joins either coordinator again, with the step that it is in doubt of
 
@@ -14,7 +16,8 @@ Links may be lost at any moment, and with them whatever was under way on them; s
 receiver may read of its sender while they are linked.
 
 Invariants, looked at in every state: a step is committed once; a member applies what is in the journal and nothing
-else; a member that is told "not committed" is told so for good; nobody is refused by a leader of the past.
+else; a member that is told "not committed" is told so for good; nobody is refused by a leader of the past, nor by one
+that leads again and remembers what it knew.
 """
 
 from __future__ import annotations
@@ -50,6 +53,15 @@ class Node(NamedTuple):
     applied: int = 0
 
 
+class UnderWay(NamedTuple):
+    """An append that its coordinator has given up: whose it is (-1: that makes no difference), and what it bears."""
+
+    at: int
+    token: int
+    number: int
+    entry: Entry
+
+
 class Leader(NamedTuple):
     """A coordinator's memory: its token (0: it stands by) and how much of the journal it knows."""
 
@@ -64,6 +76,7 @@ class State(NamedTuple):
     leaders: tuple[Leader, ...] = ()
     nodes: tuple[Node, ...] = (Node(),) * MEMBERS
     denied: tuple[tuple[int, int], ...] = ()  # (view, step) that somebody was told are not committed
+    under_way: UnderWay | None = None
 
     def history(self, known: int | None = None) -> History:
         return folded(self.entries[:known])
@@ -103,6 +116,8 @@ class Rules:
     confirmed: bool = True  # what rests on the journal is told after the database has confirmed the token
     written_first: bool = True  # a decision is told after its append
     settled: bool = True  # a doubt is answered from the journal
+    own_token: bool = True  # an append bears the token of who has sent it, not the one that its process has by now
+    read_anew: bool = True  # who leads again reads the journal, and forgets what it knew
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +128,10 @@ class Bounds:
     views: int = 2
     takings: int = 2
     coordinators: int = 2
+    late: bool = False  # whether an append may be given up, and arrive later
 
 
+LATE = Bounds(late=True)
 THREE = Bounds(views=1, takings=3, coordinators=3)
 
 
@@ -156,26 +173,50 @@ class Explorer:
                 yield from self._decided(state, at)
         for number in range(MEMBERS):
             yield from self._member(state, number)
+        if state.under_way is not None:
+            yield self._arrived(state, state.under_way)
 
     def _taken(self, state: State, at: int) -> Iterator[State]:
         if state.token < self.bounds.takings and not state.leaders[at].token:
             taken = state._replace(token=state.token + 1)
-            leader = Leader(token=taken.token, known=len(state.entries))
+            known = state.leaders[at].known  # of an earlier leadership, where that is kept
+            leader = Leader(token=taken.token, known=known or len(state.entries))
             yield led(taken, at, leader)
 
     def _append(self, state: State, at: int, entry: Entry) -> Iterator[State]:
-        """The state after a leader's append: it went in, or was refused. A lost answer is a crash after it."""
+        """The states after a leader's append: given up, taken in, or refused. A lost answer is a crash after it."""
         leader = state.leaders[at]
-        if self.rules.fenced and leader.token != state.token:
-            yield ended(state, at)
-            return
+        if self.bounds.late and state.under_way is None:
+            whose = -1 if self.rules.own_token else at
+            sent = UnderWay(whose, leader.token, leader.known + 1, entry)
+            yield self._stood_by(state._replace(under_way=sent), at)
+        written = self._carried_out(state, leader.token, leader.known + 1, entry)
+        if written is None:
+            yield self._stood_by(state, at)
+        else:
+            yield led(written, at, leader._replace(known=len(written.entries)))
+
+    def _arrived(self, state: State, sent: UnderWay) -> State:
+        """The state after an append that was given up has reached the database. Nobody hears its answer."""
+        token = sent.token if sent.at < 0 else state.leaders[sent.at].token
+        written = self._carried_out(state, token, sent.number, sent.entry)
+        return (state if written is None else written)._replace(under_way=None)
+
+    def _carried_out(self, state: State, token: int, number: int, entry: Entry) -> State | None:
+        """The database's part: the record is taken, or refused (None) for its token or its number."""
+        if (self.rules.fenced and token != state.token) or number != len(state.entries) + 1:
+            return None
         try:
             folded((*state.entries, entry))
         except LocalError as error:  # the journal holds what contradicts the record: without a fence that can be
             self.broken.append(str(error))
-            return
-        written = state._replace(entries=(*state.entries, entry))
-        yield led(written, at, leader._replace(known=len(written.entries)))
+            return None
+        return state._replace(entries=(*state.entries, entry))
+
+    def _stood_by(self, state: State, at: int) -> State:
+        """A leader loses the lead: its process stands by, and its links are gone."""
+        known = 0 if self.rules.read_anew else state.leaders[at].known
+        return led(ended(state, at), at, Leader(known=known))
 
     def _formed(self, state: State, at: int) -> Iterator[State]:
         """A leader proposes a view of the members that it has welcomed, and installs it: two appends, one after the
@@ -249,7 +290,7 @@ class Explorer:
         history = state.history(leader.known)
         answer = TellMember(str(number), 1, m.Welcome(seed=1, committed_step=history.committed_step))
         if self.rules.confirmed and rests_on_journal(answer) and leader.token != state.token:
-            yield ended(state, at)
+            yield self._stood_by(state, at)
             return
         if node.applied > history.committed_step or (node.doubt or (0, 0))[0] > history.last_view_id:
             self.broken.append("a member is refused, for good, by a leader of the past")
@@ -266,12 +307,15 @@ class Explorer:
 
 def canonical(state: State) -> State:
     """Return the one of all states that differ from this only in who is called what."""
-    nodes, leaders, entries = state.nodes, state.leaders, state.entries
+    nodes, leaders, entries, sent = state.nodes, state.leaders, state.entries, state.under_way
     turn = sorted(range(len(leaders)), key=lambda at: -leaders[at].token)
     if turn != sorted(turn):
         leaders = tuple(leaders[at] for at in turn)
         nodes = tuple(node if node.link is None else node._replace(link=turn.index(node.link)) for node in nodes)
-    views = [str(entry[2]) for entry in entries if entry[0] == "installed"]
+        if sent is not None and sent.at >= 0:
+            sent = sent._replace(at=turn.index(sent.at))
+    every = entries if sent is None else (*entries, sent.entry)
+    views = [str(entry[2]) for entry in every if entry[0] == "installed"]
 
     def features(number: int) -> tuple[object, ...]:
         """Return all that there is about a member: two that have these in common are the same."""
@@ -284,13 +328,16 @@ def canonical(state: State) -> State:
     if order != sorted(order):
         names = {str(number): str(at) for at, number in enumerate(order)}
         nodes = tuple(nodes[number] for number in order)
-        entries = tuple(
-            (*entry[:2], "".join(sorted(names[name] for name in str(entry[2]))), *entry[3:])
-            if entry[0] == "installed"
-            else entry
-            for entry in entries
-        )
-    return State(state.token, entries, leaders, nodes, state.denied)
+        entries = tuple(renamed(entry, names) for entry in entries)
+        sent = None if sent is None else sent._replace(entry=renamed(sent.entry, names))
+    return State(state.token, entries, leaders, nodes, state.denied, sent)
+
+
+def renamed(entry: Entry, names: dict[str, str]) -> Entry:
+    """Return a record with other names for its nodes."""
+    if entry[0] != "installed":
+        return entry
+    return (*entry[:2], "".join(sorted(names[name] for name in str(entry[2]))), *entry[3:])
 
 
 def denying(state: State, vote: tuple[int, int]) -> State:
@@ -319,7 +366,7 @@ def with_node(state: State, number: int, node: Node) -> State:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "bounds", deep([Bounds(steps=2), THREE], [Bounds(steps=2), THREE, Bounds(takings=3)]), ids=repr
+    "bounds", deep([Bounds(steps=2), THREE, LATE], [Bounds(steps=2), THREE, LATE, Bounds(takings=3)]), ids=repr
 )
 def test_no_interleaving_loses_a_commit_or_lets_a_deposed_leader_decide(bounds: Bounds) -> None:
     explorer = Explorer(Rules(), bounds)
@@ -328,8 +375,8 @@ def test_no_interleaving_loses_a_commit_or_lets_a_deposed_leader_decide(bounds: 
     assert states > 5_000
 
 
-@pytest.mark.parametrize("rule", ["fenced", "confirmed", "written_first", "settled"])
+@pytest.mark.parametrize("rule", ["fenced", "confirmed", "written_first", "settled", "own_token", "read_anew"])
 def test_without_any_one_of_the_rules_the_search_finds_a_breach(rule: str) -> None:
-    explorer = Explorer(replace(Rules(), **{rule: False}), Bounds())
+    explorer = Explorer(replace(Rules(), **{rule: False}), LATE)
     explorer.run(50_000)
     assert explorer.broken

@@ -111,7 +111,7 @@ def test_the_longest_time_without_a_commit_follows_from_the_failed_steps_and_the
     """Where earlier faults have spent the allowance of views: that is most of the pause."""
     job = Job(ranks, fault)
     for _ in range(MAX_VIEWS - 1):  # and the first one
-        job.bench.core._evidence.proposed(now_ns=job.bench.now)
+        job.bench.core._succession._evidence.proposed(now_ns=job.bench.now)
     longest = since = 0
     began = job.bench.now
     while job.bench.now < began + 90 * SECOND:

@@ -17,6 +17,7 @@ from quicoll.membership.coordinator.lease import (
     LeaseState,
     Taken,
     may_take,
+    rest_ns,
 )
 
 SECOND = 1_000_000_000
@@ -290,3 +291,50 @@ def test_a_renewal_that_names_another_token_is_the_end() -> None:
 def test_every_state_but_the_end_leads_on() -> None:
     assert set(LEASE_TRANSITIONS) == set(LeaseState)
     assert [state for state, after in LEASE_TRANSITIONS.items() if not after] == [LeaseState.ENDED]
+
+
+def test_who_loses_the_lease_early_again_and_again_rests_ever_longer_up_to_a_bound() -> None:
+    rests = [rest_ns(times, length_ns=LEASE) for times in range(7)]
+    assert rests == [0, LEASE, 2 * LEASE, 4 * LEASE, 8 * LEASE, 8 * LEASE, 8 * LEASE]
+    core = LeaseCore(lease_ns=LEASE, now_ns=SECOND, rest_ns=LEASE)
+    assert core.due(SECOND) is None
+    assert core.next_timer() == SECOND + LEASE
+    assert core.due(SECOND + LEASE) is LeaseRequest.TAKE
+
+
+def test_a_lease_is_lost_early_where_it_was_not_had_for_its_length_since_it_was_asked_for() -> None:
+    core = LeaseCore(lease_ns=LEASE, now_ns=0)
+    assert not core.is_early(0)
+    core.due(0)
+    core.answered(Taken(1), now_ns=SECOND)
+    assert core.is_early(LEASE - 1)
+    assert not core.is_early(LEASE)
+
+
+def test_two_that_take_it_from_each_other_as_the_databases_clock_runs_fast_leave_it_to_one_for_longer_and_longer() -> (
+    None
+):
+    """Ten times as fast: a lease has run out long before it is renewed. Yet a view needs some leases' time."""
+    database = Database()
+    cores: dict[str, LeaseCore] = {name: LeaseCore(lease_ns=LEASE, now_ns=0) for name in "ab"}
+    early = dict.fromkeys("ab", 0)
+    led: list[tuple[int, str]] = []
+    for tick in range(0, 400 * SECOND, SECOND // 20):
+        database.now_ns = 10 * tick
+        for name, core in list(cores.items()):
+            request = core.due(tick)
+            if request is None:
+                continue
+            nobody = Following()
+            answer = database.take(name, nobody) if request is LeaseRequest.TAKE else database.renew(core.token, nobody)
+            taken = core.state is LeaseState.STANDBY and isinstance(answer, Taken)
+            core.answered(answer, now_ns=tick)
+            if taken:
+                led.append((tick, name))
+            if core.state is LeaseState.ENDED:
+                early[name] = early[name] + 1 if core.is_early(tick) else 0
+                rest = rest_ns(early[name], length_ns=LEASE)
+                cores[name] = LeaseCore(lease_ns=LEASE, now_ns=tick, rest_ns=rest)
+    ends = [tick for tick, _ in led[1:]]
+    longest = max(end - began for (began, _), end in zip(led, ends, strict=False))
+    assert longest >= 4 * LEASE

@@ -12,6 +12,7 @@ from postgresql_server import Proxy, Server
 from quicoll.errors import JournalError, LocalError
 from quicoll.membership.coordinator.history import Committed, History, InstalledView, JournalRecord, Proposed, Seeded
 from quicoll.membership.coordinator.lease import TURN, Following, HeldBy, Taken, may_take
+from quicoll.membership.journal import LeaseLost
 from quicoll.membership.postgresql.connection import DatabaseConnection, Disconnected, Rejected
 from quicoll.membership.postgresql.journal import JournalUnreachable, PostgresJournal
 from quicoll.membership.view import Member, View
@@ -33,7 +34,9 @@ def job(request: pytest.FixtureRequest) -> str:
 
 
 def opened(url: str, job: str, *, lease: float = LEASE) -> PostgresJournal:
-    return PostgresJournal.open(url, job=job, lease=lease)
+    journal = PostgresJournal(url, job=job, lease=lease)
+    journal.open()
+    return journal
 
 
 def run_out(server: Server, job: str) -> None:
@@ -86,7 +89,11 @@ def test_the_database_judges_by_the_rule_who_may_take_the_lease(server: Server, 
             nodes=2,
             waiting=waiting,
         )
-        assert isinstance(journal.take("b:1", Following(waiting)), Taken) is expected, (left, idle, waiting)
+        answer = journal.take("b:1", Following(waiting))
+        assert isinstance(answer, Taken) is expected, (left, idle, waiting)
+        if expected:
+            journal.close()
+            journal = PostgresJournal(server.url, job=job, lease=LEASE)
         taken += expected
     assert 0 < taken < len(lefts) * len(idles) * 4
     connection.close()
@@ -178,7 +185,7 @@ def test_a_network_that_is_cut_ends_an_append_in_time_with_since_when(server: Se
             journal.append(Proposed(1))
         assert SHORT * 0.8 < time.monotonic() - began < SHORT + 20.0
         assert f"127.0.0.1:{proxy.port}" in str(told.value)
-        with pytest.raises(JournalError, match="closed, or it has failed"):
+        with pytest.raises(LeaseLost, match="closed, or it has failed"):  # a call that waited behind it
             journal.append(Proposed(1))
         second = opened(server.url, job)
         while isinstance(second.take("b:1", Following()), HeldBy):
@@ -323,7 +330,7 @@ def test_a_server_that_is_not_there_is_said_with_its_address_and_without_the_pas
 ) -> None:
     monkeypatch.setattr("quicoll.membership.postgresql.journal._OPEN_S", 0.2)
     with pytest.raises(JournalUnreachable, match="cannot be opened: no answer for") as told:
-        PostgresJournal.open("postgresql://me:hush@127.0.0.1:1/db", job="job", lease=0.2)
+        PostgresJournal("postgresql://me:hush@127.0.0.1:1/db", job="job", lease=0.2).open()
     assert "postgresql 127.0.0.1:1/db" in str(told.value)
     assert "hush" not in str(told.value)
     with pytest.raises(LocalError, match="malformed") as malformed:
@@ -346,3 +353,40 @@ def test_a_statement_that_is_refused_says_so_and_the_connection_goes_on(server: 
     with pytest.raises(Disconnected, match="in time"):
         connection.execute("SELECT pg_sleep(5)", until=time.monotonic() + 0.05)
     assert connection.closed
+
+
+def test_an_append_of_an_earlier_leadership_of_the_same_holder_is_refused_by_its_token(
+    server: Server, job: str
+) -> None:
+    first = leading(server.url, job)
+    first.append(Seeded(5))
+    run_out(server, job)
+    second = leading(server.url, job)
+    assert (first.token, second.token) == (1, 2)
+    with pytest.raises(LeaseLost, match="a:1 has taken it with token 2") as told:
+        first.append(Proposed(1))
+    assert told.value.leader == "a:1"
+    first.close()  # which gives up nothing of the second
+    second.append(Proposed(1))
+    assert server.execute("SELECT token FROM quicoll.records WHERE job = $1::text ORDER BY number", job) == [(1,), (2,)]
+    second.close()
+
+
+def test_a_journal_has_one_token_in_all_its_life(server: Server, job: str) -> None:
+    journal = leading(server.url, job)
+    run_out(server, job)
+    with pytest.raises(LocalError, match="another leadership needs another journal"):
+        journal.take("a:1", Following())
+    journal.close()
+
+
+def test_one_that_stands_by_needs_no_database_to_begin_with(server: Server, job: str) -> None:
+    """As after a leadership that ended because the database was away: it is asked for until it is there."""
+    with Proxy(server.port) as proxy:
+        proxy.cut()
+        journal = PostgresJournal(server.url_at(proxy.port), job=job, lease=SHORT)
+        with pytest.raises(JournalUnreachable):
+            journal.take("a:1", Following())
+        proxy.repair()
+        assert journal.take("a:1", Following()) == Taken(1)
+        journal.close()
