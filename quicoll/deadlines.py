@@ -35,8 +35,9 @@ class Deadlines:
             lost one peer, and has waited that long again for the next.
         answer_ns: For the coordinator's answer to a Join or a Confirm, at a member. Longer than the coordinator may
             wait for the other members; the rest is time for its disk.
-        gather_ns: From the first report of a failure to the decision who is left out, at the coordinator: about as long
-            as the members differ in seeing the same loss, which is a part of their common deadline.
+        gather_ns: From the first report of a failure to the decision who is left out, at the coordinator, where not
+            all have reported before: as long as members differ in seeing the same loss. Who has nothing to send to the
+            lost one notices with the next heartbeat, an eighth of `lost_ns` later; the rest is for its report to come.
         settle_ns: For members of the last view to come back before a view is formed without them: who has lost its
             link only, and is alive, notices within `lost_ns` and joins again.
         rejoin_ns: For a node of the last view to join a coordinator that was started anew, before an operator's word is
@@ -85,7 +86,7 @@ class Deadlines:
             form_ns=form_ns,
             propose_ns=max(2 * lost_ns + 2 * _SECOND_NS, form_ns + _SECOND_NS // 2),
             answer_ns=2 * lost_ns + 30 * _SECOND_NS,
-            gather_ns=min(_SECOND_NS // 10, lost_ns // 10),
+            gather_ns=lost_ns // 6,
             settle_ns=lost_ns,
             rejoin_ns=2 * (lost_ns + 2 * connect_ns),
             retry_ns=max(min(_SECOND_NS, lost_ns // 2), 1),

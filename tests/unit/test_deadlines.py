@@ -33,7 +33,7 @@ def test_the_times_of_the_default() -> None:
         "form_ns": 3.5,
         "propose_ns": 6.0,
         "answer_ns": 34.0,
-        "gather_ns": 0.1,
+        "gather_ns": 0.333333333,
         "settle_ns": 2.0,
         "retry_ns": 1.0,
         "rejoin_ns": 16.0,

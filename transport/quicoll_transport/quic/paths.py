@@ -26,7 +26,7 @@ can tell that they belong together (9.5). Where the packets from a new address a
 before, it is a NAT that has moved the peer, who knows nothing of it: then the new path shares the id (`Path.ids`).
 
 Bounds. `_MOST` paths, the oldest goes. A peer's challenges: the last one of each path is answered, in one datagram.
-Ours: one for each path and probe timeout, of which the last `_ASKED` may be answered.
+Ours: on each path after one probe timeout, two, four, ... (8.2.1), of which the last `_ASKED` may be answered.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Path:
     """
 
     __slots__ = (
-        "address", "ask_ns", "asked", "cid", "fails_ns", "ids", "passes", "patience_ns", "received", "response", "sent",
+        "address", "again_ns", "ask_ns", "asked", "cid", "fails_ns", "ids", "passes", "patience_ns", "received", "response", "sent",
         "validated",
     )  # fmt: skip
 
@@ -71,6 +71,7 @@ class Path:
         self.response: bytes | None = None
         self.asked: dict[bytes, bool] = {}  # challenges that may be answered, oldest first: whether 1200 bytes went
         self.ask_ns: int | None = None  # when the next challenge is to be sent; None: the path is not challenged
+        self.again_ns = 0  # between the last challenge and the next one; doubles each time
         self.patience_ns = 0  # for an answer,
         self.fails_ns = 0  # and when it comes too late
 
@@ -166,6 +167,7 @@ class Paths:
 
     @staticmethod
     def _ask(path: Path, now_ns: int) -> None:
+        path.again_ns = 0
         path.ask_ns, path.fails_ns = now_ns, now_ns + path.patience_ns
 
     def _settle(self, path: Path) -> None:
@@ -210,7 +212,8 @@ class Paths:
                 path.asked[challenge] = path.room >= LEAST_DATAGRAM_BYTES
                 if len(path.asked) > _ASKED:
                     del path.asked[next(iter(path.asked))]
-                path.ask_ns = now_ns + pto_ns
+                path.again_ns = max(2 * path.again_ns, pto_ns)
+                path.ask_ns = now_ns + path.again_ns
             if challenge is not None or response is not None:
                 path.response = None
                 out.append((path, challenge, response))
