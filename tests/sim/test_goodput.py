@@ -34,6 +34,12 @@ def test_a_rank_that_is_killed_and_started_again_costs_its_own_work_and_keeps_no
     assert found["work"] == sum(computed for _, computed in found["commits"][1:])
 
 
+def test_of_few_ranks_that_look_at_each_other_seldom_the_killed_one_is_left_out_and_no_other() -> None:
+    given = GIVEN | {"ranks": 4, "minutes": 3.0, "seed": 3}  # with a shorter wait for reports all stood still for 5 s
+    found = benchmark().run(Namespace(**given, cuts=0), 6)
+    assert longest_s(found) < GIVEN["compute"] + GIVEN["lost_after"] / 6 + 0.1
+
+
 def test_a_warm_spare_does_the_work_of_a_rank_that_is_killed() -> None:
     found = benchmark().run(Namespace(**GIVEN | {"spares": 1}, cuts=0), 2)
     assert longest_s(found) < 5.1
