@@ -276,7 +276,7 @@ class _Worker:
 
     def __init__(self) -> None:
         # It has to import what this process has imported, wherever that came from: with -P no source tree that happens
-        # to be the working directory comes before a compiled quicoll (measured: half the speed, and nothing said so).
+        # to be the working directory comes first, whose quicoll would be used with the transport of another one.
         command = [sys.executable, "-P", "-m", "quicoll.sim.runner"]
         environment = {
             "OPENBLAS_NUM_THREADS": "1",  # a worker has one core: threads that wait there for work take it from others
