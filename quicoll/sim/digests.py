@@ -15,6 +15,8 @@ from quicoll.collectives.shards import Leaves
 
 __all__ = ["bits_digest", "state_digest"]
 
+_SIMPLE = (bool, int, float, str, type(None))
+
 
 def state_digest(state: Any) -> bytes:
     """16 bytes over names, types, shapes and bits, by name."""
@@ -30,7 +32,12 @@ def bits_digest(values: Any) -> bytes:
     pending = [values]
     while pending:
         value = pending.pop()
-        if isinstance(value, Leaves):
+        if type(value) in _SIMPLE:  # most of what there is; the tests below take longer than to hash it
+            found.update(repr(value).encode())
+        elif type(value) is np.ndarray and value.flags.c_contiguous and value.size and not value.dtype.hasobject:
+            found.update(f"{value.dtype.str}{value.shape}".encode())
+            found.update(value.reshape(-1).view(np.uint8).data)
+        elif isinstance(value, Leaves):
             pending += [value.values, value.shards.total]
         elif isinstance(value, list | tuple):
             pending += [*reversed(value), len(value)]

@@ -122,9 +122,8 @@ def carry_shards(model: nn.Module, group: Any = None, *, timeout: float = _DEFAU
         raise LocalError("no part of the model is fully sharded: call torch.distributed.fsdp.fully_shard first")
     gather, scatter = ParameterGather(group, timeout=timeout), GradientScatter(group, timeout=timeout)
     for module in sharded:
-        # torch's types ask for classes that it does not give out; what it calls is `allocate` and the object.
-        module.set_custom_all_gather(gather)  # type: ignore[arg-type]
-        module.set_custom_reduce_scatter(scatter)  # type: ignore[arg-type]
+        module.set_custom_all_gather(gather)  # type: ignore[arg-type]  # torch does not give out the class it asks for
+        module.set_custom_reduce_scatter(scatter)  # type: ignore[arg-type]  # likewise; it calls `allocate` and this
 
 
 def _waited(work: Any) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -138,6 +139,18 @@ def test_a_worker_that_is_stuck_is_given_up(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(runner._Worker, "ask", lambda self, request: setattr(self, "seed", request["seed"]))
     sweep = run_seeds([8], **SMALL, wall_limit=0.0)
     assert [(result.seed, result.kind) for result in sweep.results] == [(8, "worker-stuck")]
+
+
+def test_a_worker_imports_what_its_parent_has_imported_and_nothing_from_where_it_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoy = tmp_path / "quicoll"
+    decoy.mkdir()
+    (decoy / "__init__.py").write_text("raise ImportError('of the working directory')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    sweep = run_seeds([1], **SMALL)
+    assert [(result.seed, result.kind) for result in sweep.results] == [(1, None)]
 
 
 def test_no_process_is_left(monkeypatch: pytest.MonkeyPatch) -> None:

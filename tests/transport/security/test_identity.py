@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from quicoll_transport.errors import AuthenticationError, ConfigurationError
+from quicoll_transport.security import verification
 from quicoll_transport.security.authority import Authority, ephemeral
 from quicoll_transport.security.credentials import Credentials
 from quicoll_transport.security.identity import COORDINATOR, WORKER, Identity
@@ -261,6 +262,46 @@ class TestVerifyPeer:
         noon = (NOW + timedelta(hours=1)).astimezone(zone)
         assert verify_peer(peer.certificate, trust=[root.certificate], job="j", now=noon).node == "n"
         assert "expired" in refusal(peer, root=root, now=(NOW + timedelta(hours=3)).astimezone(zone))
+
+    def test_who_was_accepted_is_asked_no_signature_again_but_each_time_for_date_trust_and_job(
+        self, root: Forge, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        checked: list[x509.Certificate] = []
+        real = verification._verify_chain
+
+        def counted(certificate: x509.Certificate, *more: Any, **settings: Any) -> None:
+            checked.append(certificate)
+            real(certificate, *more, **settings)
+
+        monkeypatch.setattr(verification, "_verify_chain", counted)
+        peer = node(root, since=NOW, until=NOW + timedelta(hours=2))
+        for _ in range(3):
+            assert verify_peer(peer.certificate, trust=[root.certificate], job="j", now=NOW).node == "n"
+        assert len(checked) == 1
+        assert "expired" in refusal(peer, root=root, now=NOW + timedelta(hours=2, seconds=1))
+        assert "not valid before" in refusal(peer, root=root, now=NOW - timedelta(seconds=1))
+        last = NOW + timedelta(hours=2) - timedelta(microseconds=1)
+        assert verify_peer(peer.certificate, trust=[root.certificate], job="j", now=last).node == "n"
+        assert len(checked) == 3
+        with pytest.raises(AuthenticationError, match="is for job 'j', not 'k'"):
+            verify_peer(peer.certificate, trust=[root.certificate], job="k", now=NOW)
+        other = Forge(name="another root", ca=True)
+        assert "not signed by an authority that we trust" in refusal(peer, root=other)
+        assert "not signed by an authority that we trust" in refusal(peer, root=other), "a refusal is not remembered"
+        assert len(checked) == 5
+        for _ in range(2):  # what else it sends is not remembered
+            verify_peer(peer.certificate, [other.certificate], trust=[root.certificate], job="j", now=NOW)
+        assert len(checked) == 7
+
+    def test_the_oldest_of_those_that_were_accepted_are_forgotten(
+        self, root: Forge, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(verification, "_MOST_ACCEPTED", 2)
+        monkeypatch.setattr(verification, "_accepted", {})
+        made = [node(root) for _ in range(4)]
+        for peer in made:
+            verify_peer(peer.certificate, trust=[root.certificate], job="j", now=NOW)
+        assert [certificate for certificate, _ in verification._accepted] == [peer.certificate for peer in made[2:]]
 
     def test_no_name_at_all(self, root: Forge) -> None:
         assert refusal(node(root, uris=()), root=root).endswith("it names 0")

@@ -98,7 +98,7 @@ def test_a_blocking_sleep_in_a_task_is_the_task_s_error() -> None:
 
 def test_everything_is_restored_afterwards_also_after_an_error() -> None:
     before = [getattr(owner, name) for owner, name in REPLACED]
-    enabled = gc.isenabled()
+    enabled, frozen = gc.isenabled(), gc.get_freeze_count()
 
     def fail() -> None:
         with World(1):
@@ -111,7 +111,7 @@ def test_everything_is_restored_afterwards_also_after_an_error() -> None:
         fail()
     assert [getattr(owner, name) for owner, name in REPLACED] == before
     assert gc.isenabled() == enabled
-    assert gc.get_freeze_count() == 0
+    assert (gc.get_freeze_count() > 0) == (frozen > 0), "what others have frozen stays so"
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM):
         time.sleep(0)
 

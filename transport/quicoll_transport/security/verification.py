@@ -10,12 +10,18 @@ certificate says is read before. So whatever a reason quotes was signed by an au
 put no text into our logs.
 
 The time is an argument (`now`), so that a simulation or a test decides it.
+
+A certificate that was accepted is remembered, with the authorities and the time within which all of these are valid:
+within it nothing but the date could change the answer, as no list of revoked certificates is asked (`Policy` has its
+own, which is asked each time). So who comes again costs no signature here. Only what one of our authorities has signed
+is remembered, alone and not with what else a peer sends, and of that a bounded number; a refusal never is.
 """
 
 from __future__ import annotations
 
+import threading
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -45,6 +51,12 @@ _NOT_YET_VALID = 9
 _EXPIRED = 10
 _NO_ISSUER = (18, 19, 20, 21)
 
+_Trusted: TypeAlias = tuple[x509.Certificate, tuple[x509.Certificate, ...]]
+
+_MOST_ACCEPTED = 4096  # a view of a thousand members, and their next certificates
+_accepted: dict[_Trusted, tuple[datetime, datetime, Identity]] = {}  # from when and until when, the oldest entry first
+_accepted_lock = threading.Lock()
+
 
 def verify_peer(
     certificate: x509.Certificate | None,
@@ -72,11 +84,34 @@ def verify_peer(
         raise AuthenticationError("the peer sent no certificate")
     if 1 + len(chain) > MAX_CHAIN:
         raise AuthenticationError(f"the peer sent {1 + len(chain)} certificates, at most {MAX_CHAIN} are accepted")
-    _verify_chain(certificate, chain, trust=trust, now=now.astimezone(UTC))
-    _verify_usage(certificate)
-    identity = identity_of(certificate)
+    identity = _identity(certificate, tuple(chain), tuple(trust), now.astimezone(UTC))
     if identity.job != job:
         raise AuthenticationError(f"the certificate is for job {identity.job!r}, not {job!r}", peer=identity.node)
+    return identity
+
+
+def _identity(
+    certificate: x509.Certificate,
+    chain: tuple[x509.Certificate, ...],
+    trust: tuple[x509.Certificate, ...],
+    now: datetime,
+) -> Identity:
+    """Return who this certificate proves to be; remembered, see the module's head."""
+    key = certificate, trust
+    found = None if chain else _accepted.get(key)
+    if found is not None and found[0] <= now < found[1]:
+        return found[2]
+    _verify_chain(certificate, chain, trust=trust, now=now)
+    _verify_usage(certificate)
+    identity = identity_of(certificate)
+    if chain:
+        return identity
+    since = max(each.not_valid_before_utc for each in (certificate, *trust))
+    until = min(each.not_valid_after_utc for each in (certificate, *trust))  # in its last second it is looked at anew
+    with _accepted_lock:
+        _accepted[key] = since, until, identity
+        if len(_accepted) > _MOST_ACCEPTED:
+            del _accepted[next(iter(_accepted))]
     return identity
 
 

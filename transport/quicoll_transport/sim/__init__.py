@@ -5,6 +5,7 @@
     host        a machine with its clock, and the life of its process
     socket      UDP sockets of a process
     loop        the event loop of a process
+    executor    what a process calls that is outside of it
     network     the paths between hosts
     nat         address translators in front of hosts
     timeline    time, the order of events, randomness, the trace
@@ -15,8 +16,9 @@ Each needs only those below it. Nothing here knows of ranks or steps; `quicoll.s
 from quicoll_transport.sim.clock import HostClock
 from quicoll_transport.sim.confine import WALL_EPOCH_NS, confined
 from quicoll_transport.sim.errors import Deadlock, Forbidden, OutOfTime, SimulationError, Spinning
+from quicoll_transport.sim.executor import SimulatedExecutor
 from quicoll_transport.sim.host import Host, HostState
-from quicoll_transport.sim.loop import HostLoop, SimulatedExecutor
+from quicoll_transport.sim.loop import HostLoop
 from quicoll_transport.sim.nat import Nat, NatKind
 from quicoll_transport.sim.network import Conditions, Network
 from quicoll_transport.sim.socket import SimulatedSocket

@@ -13,7 +13,8 @@ sleep`) is out of reach, and so is `random.Random()` without a seed, which asks 
 and all of quicoll go through the modules.
 
 Garbage is collected at fixed points of the run instead of whenever memory was taken often enough, because what a
-collection finalises would otherwise run at another moment in another process.
+collection finalises would otherwise run at another moment in another process. What was there before a world is not
+looked at meanwhile; whoever runs many may see to that for all of them (`gc.freeze`), and then collects between them.
 """
 
 from __future__ import annotations
@@ -133,12 +134,14 @@ def _replaced(timeline: Timeline) -> Iterator[None]:
 
 @contextmanager
 def _collected() -> Iterator[None]:
-    was_enabled = gc.isenabled()
+    was_enabled, was_frozen = gc.isenabled(), gc.get_freeze_count() > 0
     gc.disable()
-    gc.freeze()
+    if not was_frozen:
+        gc.freeze()
     try:
         yield
     finally:
-        gc.unfreeze()
+        if not was_frozen:
+            gc.unfreeze()
         if was_enabled:
             gc.enable()

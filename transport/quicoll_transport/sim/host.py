@@ -31,14 +31,14 @@ from typing import TYPE_CHECKING
 
 from quicoll_transport.errors import ConfigurationError
 from quicoll_transport.sim.loop import HostLoop
+from quicoll_transport.sim.timeline import LoopOwner
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable
 
     from quicoll_transport.sim.clock import HostClock
     from quicoll_transport.sim.network import Interface, OpenSocket
-    from quicoll_transport.sim.timeline import Timeline
+    from quicoll_transport.sim.timeline import PendingCall, Timeline
 
 __all__ = ["Host", "HostState"]
 
@@ -50,7 +50,7 @@ class HostState(enum.Enum):
     PAUSED = "paused"
 
 
-class Host:
+class Host(LoopOwner):
     """A machine of a world; `World.host` makes it.
 
     Attributes:
@@ -75,7 +75,7 @@ class Host:
         self.lives = 0
         self.slow_ns = 0
         self.on_exit: Callable[[SystemExit], None] | None = None
-        self._backlog: deque[asyncio.Handle] = deque()
+        self._backlog: deque[PendingCall] = deque()
         self._busy_until = 0
         self._wakes = False
 
@@ -174,10 +174,10 @@ class Host:
 
     # -- running -------------------------------------------------------------------------------------------------
 
-    def admit(self, handle: asyncio.Handle) -> bool:
+    def admit(self, call: PendingCall) -> bool:
         """Return whether a callback of this host's process may run now; if not, it is kept until it may."""
         if self.state is HostState.PAUSED or self._backlog or self._busy_until > self.timeline.now_ns:
-            self._backlog.append(handle)
+            self._backlog.append(call)
             self._let_go()
             return False
         if self.slow_ns:
@@ -194,10 +194,10 @@ class Host:
         self._wakes = False
         if self.state is not HostState.RUNNING or not self._backlog:
             return
-        handle = self._backlog.popleft()
+        call = self._backlog.popleft()
         if self.slow_ns:
             self._busy_until = self.timeline.now_ns + self.slow_ns
-        self.timeline.run_handle(handle)
+        self.timeline.run_call(call)
         while not self.slow_ns and self._backlog and self.state is HostState.RUNNING:
-            self.timeline.run_handle(self._backlog.popleft())
+            self.timeline.run_call(self._backlog.popleft())
         self._let_go()

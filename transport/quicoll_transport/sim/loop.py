@@ -15,25 +15,25 @@ After `die` nothing that was scheduled runs, and nothing can be scheduled.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
 import math
 import traceback
 import warnings
 from asyncio import _set_running_loop  # asyncio offers it to event loops, under this name
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
-from concurrent.futures import Executor
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from quicoll_transport.net.addresses import is_numeric, is_v6
 from quicoll_transport.sim.errors import Forbidden
+from quicoll_transport.sim.executor import SimulatedExecutor
+from quicoll_transport.sim.timeline import Process
 
 if TYPE_CHECKING:
     from quicoll_transport.sim.network import Interface
-    from quicoll_transport.sim.timeline import LoopOwner, Timeline
+    from quicoll_transport.sim.timeline import LoopOwner, PendingCall, Timeline, TimerCall
 
-__all__ = ["EXECUTOR_NS", "HostLoop", "SimulatedExecutor"]
+__all__ = ["EXECUTOR_NS", "HostLoop"]
 
 T = TypeVar("T")
 
@@ -46,24 +46,20 @@ _NETWORK = "the simulated network carries datagrams only; open a SimulatedSocket
 _PROCESS = "a simulated process starts no other and gets no signals; see Host.kill and Host.pause"
 
 
-class SimulatedExecutor(Executor):
-    """What a process calls that is outside of it and takes its time, such as a server; for `run_in_executor` alone."""
-
-    def begin(self, loop: HostLoop, function: Callable[[], T]) -> asyncio.Future[T]:
-        """Return what becomes of a call, which begins now.
-
-        Args:
-            loop: Of the process that calls.
-            function: What is called.
-        """
-        raise NotImplementedError
-
-
 def _refusal(name: str, instead: str) -> Callable[..., NoReturn]:
     def refuse(*args: Any, **settings: Any) -> NoReturn:
         raise Forbidden(f"loop.{name} on a simulated host: {instead}")
 
     return refuse
+
+
+def _is_closed(coroutine: Any) -> bool:
+    """Close a coroutine; return whether it is. The last words of a killed process are heard by nobody."""
+    try:
+        coroutine.close()
+    except BaseException:
+        return False
+    return True
 
 
 class HostLoop(asyncio.AbstractEventLoop):
@@ -72,14 +68,13 @@ class HostLoop(asyncio.AbstractEventLoop):
     Attributes:
         host: The host that the process runs on.
         interface: Where its sockets are attached to the network.
-        dead: Whether the process has ended.
     """
 
     def __init__(self, timeline: Timeline, host: LoopOwner, interface: Interface) -> None:
         self.host = host
         self.interface = interface
-        self.dead = False
         self._timeline = timeline
+        self._process = Process(timeline, host, self)
         self._tasks: dict[asyncio.Task[Any], None] = {}
         self._task_factory: Any = None
         self._exception_handler: Callable[[asyncio.AbstractEventLoop, dict[str, Any]], object] | None = None
@@ -87,43 +82,39 @@ class HostLoop(asyncio.AbstractEventLoop):
     def __repr__(self) -> str:
         return f"<HostLoop {self.host.name}#{self.host.lives}{' dead' if self.dead else ''}>"
 
+    @property
+    def dead(self) -> bool:
+        """Whether the process has ended."""
+        return self._process.dead
+
     # -- time and callbacks --------------------------------------------------------------------------------------
 
     def time(self) -> float:
         """Seconds of the host's monotonic clock."""
-        return self.host.clock.local(self._timeline.now_ns) / 1e9
+        return self._process.time()
 
-    def call_soon(  # type: ignore[override]  # which ties the arguments to the callback
+    def call_soon(  # type: ignore[override]  # which ties the arguments to the callback, and returns a Handle
         self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
-    ) -> asyncio.Handle:
-        handle = asyncio.Handle(callback, args, self, context)
-        if not self.dead:
-            self._timeline.ready.append(handle)
-        return handle
+    ) -> PendingCall:
+        return self._process.call_soon(callback, args, context)
 
-    def call_soon_threadsafe(  # type: ignore[override]  # which ties the arguments to the callback
+    def call_soon_threadsafe(  # type: ignore[override]  # the same
         self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
-    ) -> asyncio.Handle:
+    ) -> PendingCall:
         self._timeline.check_thread()
-        return self.call_soon(callback, *args, context=context)
+        return self._process.call_soon(callback, args, context)
 
-    def call_later(  # type: ignore[override]  # which ties the arguments to the callback
+    def call_later(  # type: ignore[override]  # the same
         self, delay: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
-    ) -> asyncio.TimerHandle:
+    ) -> TimerCall:
         return self.call_at(self.time() + delay, callback, *args, context=context)
 
-    def call_at(  # type: ignore[override]  # which ties the arguments to the callback
+    def call_at(  # type: ignore[override]  # the same
         self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
-    ) -> asyncio.TimerHandle:
+    ) -> TimerCall:
         if math.isnan(when):
             raise ValueError("a time that is not a number")
-        handle = asyncio.TimerHandle(when, callback, args, self, context)
-        if not self.dead and when != math.inf:
-            self._timeline.set_timer(self.host, handle)
-        return handle
-
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        self._timeline.timer_cancelled()
+        return self._process.call_at(when, callback, args, context)
 
     # -- futures and tasks ---------------------------------------------------------------------------------------
 
@@ -148,9 +139,9 @@ class HostLoop(asyncio.AbstractEventLoop):
         return list(self._tasks)
 
     @property
-    def timers(self) -> list[asyncio.TimerHandle]:
+    def timers(self) -> list[TimerCall]:
         """Timers that are pending, by due time; none of a dead process."""
-        return [] if self.dead else self._timeline.timers_of(self)
+        return [] if self.dead else self._timeline.timers_of(self._process)
 
     def set_task_factory(self, factory: Any) -> None:
         self._task_factory = factory
@@ -160,7 +151,7 @@ class HostLoop(asyncio.AbstractEventLoop):
 
     def die(self) -> None:
         """The process is gone. Its tasks are buried with it; see `host`."""
-        self.dead = True
+        self._process.dead = True
         for task in self._tasks:
             # A killed process says nothing of its pending tasks, and there is no public way to silence them.
             task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001
@@ -181,10 +172,8 @@ class HostLoop(asyncio.AbstractEventLoop):
         while self._tasks:  # what closes one may make another
             task = next(iter(self._tasks))
             del self._tasks[task]
-            coroutine: Any = task.get_coro()
             for _ in range(_LAST_WORDS):  # a `finally` that awaits is suspended again
-                with contextlib.suppress(BaseException):  # the last words of a killed process are heard by nobody
-                    coroutine.close()
+                if _is_closed(task.get_coro()):
                     break
 
     # -- state ---------------------------------------------------------------------------------------------------

@@ -338,17 +338,17 @@ class Network:
                 return
             local, destination = routed
         if destination is None:
-            self._timeline.after(0, source.trouble, address, Trouble("the host is unreachable", refused=False))
+            self._timeline.carry(0, source.trouble, address, Trouble("the host is unreachable", refused=False))
             return
         if destination is source.interface:
-            self._timeline.after(0, self._arrive, destination, data, local, address)
+            self._timeline.carry(0, self._arrive, destination, data, local, address)
             return
         path = self._path(source.interface, destination)
         if len(data) > path.conditions.mtu:
             self.count("too_long")
             limit = path.conditions.mtu
             cause = f"datagrams are too long; the path carries {limit} bytes"
-            self._timeline.after(0, source.trouble, address, Trouble(cause, refused=False, limit=limit))
+            self._timeline.carry(0, source.trouble, address, Trouble(cause, refused=False, limit=limit))
         elif path.state is PathState.CUT:
             self.count("partition")
         elif path.state is PathState.HELD:
@@ -382,7 +382,7 @@ class Network:
     def _pass(self, path: _Path, data: bytes, local: Address, address: Address) -> None:
         """Apply the path's rules and send on what they let through."""
         if path.latency_ns is not None and not path.faults.rules:
-            self._timeline.after(path.latency_ns, self._arrive, path.destination, data, local, address)
+            self._timeline.carry(path.latency_ns, self._arrive, path.destination, data, local, address)
             return
         datagram = Datagram(data, address, True, local)
         now_ns = self._timeline.now_ns
@@ -402,7 +402,7 @@ class Network:
         for delivery in deliveries:
             if delivery.data is not data and delivery.data != data:
                 self.count("corrupt")
-            self._timeline.after(delivery.delay_ns, self._arrive, path.destination, delivery.data, local, address)
+            self._timeline.carry(delivery.delay_ns, self._arrive, path.destination, delivery.data, local, address)
 
     def _arrive(self, host: Interface, data: bytes, source: Address, address: Address) -> None:
         if not host.up:
@@ -422,7 +422,7 @@ class Network:
         if sender is None or (sender is not host and self._path(host, sender).state is not PathState.OPEN):
             return
         back = 0 if sender is host else self._path(host, sender).conditions.latency_ns
-        self._timeline.after(back, self._refused, sender, port, address)
+        self._timeline.carry(back, self._refused, sender, port, address)
 
     def _sender(self, source: Address) -> tuple[Interface | None, int]:
         """Return the host and the port of its own that a datagram's source stands for."""

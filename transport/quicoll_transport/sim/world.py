@@ -71,7 +71,7 @@ class World(Timeline):
         """Run until a condition holds, or, without one, until the limit.
 
         Args:
-            until: The condition; evaluated whenever all that was ready has run.
+            until: The condition; evaluated whenever all that was ready has run, on no process's behalf.
             limit_ns: True time from now at which the run ends at the latest.
         Raises:
             Deadlock: Nothing is ready or due, and the condition does not hold.
@@ -82,7 +82,7 @@ class World(Timeline):
         end = self.now_ns + limit_ns
         outer = _get_running_loop()
         hooks = sys.get_asyncgen_hooks()
-        self._hooked = None
+        self._entered = None
         self._turns = 0
         try:
             _set_running_loop(None)
@@ -103,6 +103,7 @@ class World(Timeline):
                     raise OutOfTime(f"not done after {limit_ns / 1e9:g} s of simulated time; {self.waiting()}")
                 self._move_to(due)
         finally:
+            self._entered = None
             _set_running_loop(outer)
             sys.set_asyncgen_hooks(*hooks)
 
@@ -138,6 +139,7 @@ class World(Timeline):
                 host.power_off()
         self.ready.clear()
         self._timers.clear()
+        self._exits.clear()
         buried, self._buried = self._buried, []
         for loop in buried:
             loop.close_tasks()
