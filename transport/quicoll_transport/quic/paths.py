@@ -58,8 +58,8 @@ class Path:
     """
 
     __slots__ = (
-        "address", "again_ns", "ask_ns", "asked", "cid", "fails_ns", "ids", "passes", "patience_ns", "received", "response",
-        "sent", "validated",
+        "address", "again_ns", "ask_ns", "asked", "cid", "fails_ns", "ids", "passes", "patience_ns", "received",
+        "response", "sent", "validated",
     )  # fmt: skip
 
     def __init__(self, address: Address, *, validated: bool, ids: int = 0, cid: bytes = b"") -> None:
