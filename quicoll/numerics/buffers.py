@@ -53,6 +53,7 @@ __all__ = [
     "source",
     "tensor_digest",
     "wrap",
+    "zeros",
 ]
 
 ArrayKind: TypeAlias = Literal["numpy", "torch"]
@@ -220,8 +221,21 @@ def allocate(like: Source, shape: tuple[int, ...] | None = None) -> Destination:
 
 def empty(size: int, dtype: DType) -> Array:
     """Return flat memory for `size` elements of `dtype`, uninitialised. Raises LocalError where there is none."""
+    return _flat(np.empty, size, dtype)
+
+
+def zeros(size: int, dtype: DType) -> Array:
+    """Return flat memory for `size` elements of `dtype`. Raises LocalError where there is none.
+
+    For what is looked at before it is filled: a state that is learned chunk by chunk tells a peer the digests of what
+    is there. Of uninitialised memory they would differ from run to run. Zeros cost no more: fresh pages are zero.
+    """
+    return _flat(np.zeros, size, dtype)
+
+
+def _flat(make: Callable[..., Array], size: int, dtype: DType) -> Array:
     try:
-        return np.empty(size, dtype.storage)
+        return make(size, dtype.storage)
     except (MemoryError, ValueError) as error:
         raise LocalError(f"there is no memory for {size} elements of {dtype}: {error}") from error
 

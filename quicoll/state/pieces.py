@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from quicoll.errors import LocalError
-from quicoll.numerics.buffers import begun_digest, empty
+from quicoll.numerics.buffers import begun_digest, zeros
 from quicoll.numerics.dtypes import DType
 from quicoll.state.chunks import DIGEST_BYTES
 from quicoll.state.layout import block_start
@@ -73,7 +73,7 @@ class PieceSpec:
     def empty(self, blocks: range) -> tuple[Array, ...]:
         """Return memory for a run of blocks, one flat array for each piece. Raises LocalError where there is none."""
         start, stop = self.bounds(blocks)
-        return tuple(empty(stop - start, dtype) for dtype in self.dtypes.values())
+        return tuple(zeros(stop - start, dtype) for dtype in self.dtypes.values())
 
     def part(self, memory: Sequence[Array], blocks: range, block: int) -> tuple[Array, ...]:
         """Return one block of the memory of a run of them."""

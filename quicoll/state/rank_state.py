@@ -22,7 +22,7 @@ import numpy as np
 
 from quicoll.checks import plain
 from quicoll.errors import LocalError
-from quicoll.numerics.buffers import empty, source, wrap
+from quicoll.numerics.buffers import source, wrap, zeros
 from quicoll.numerics.dtypes import DType
 from quicoll.state.description import Description
 from quicoll.state.tree import FlatState, flatten, own_paths, tensors_of
@@ -184,7 +184,7 @@ def _like(one: TensorRecord, other: TensorRecord) -> bool:
 def _allocated(record: TensorRecord) -> Any:
     """Allocate memory for an announced tensor. The giver, a member, holds as much itself: that bounds its size."""
     dtype = DType.parse(record.dtype)
-    return wrap(empty(math.prod(record.shape), dtype), dtype, record.shape, record.kind)
+    return wrap(zeros(math.prod(record.shape), dtype), dtype, record.shape, record.kind)
 
 
 def _usable(mine: FlatState) -> dict[tuple[str, str, tuple[int, ...], str], Any]:

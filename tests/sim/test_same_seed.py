@@ -10,8 +10,12 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from depth import deep
 
@@ -23,6 +27,7 @@ from quicoll.sim.subgroups import grouping
 
 SOURCES = [str(Path(package.__file__ or "").resolve().parent.parent) for package in (quicoll, quicoll_transport)]
 GROUPED = 14  # works in sub-groups
+LEARNED = 1021  # with a spare that learns a state
 SEEDS = (*range(int(os.environ.get("QUICOLL_TEST_SAME_SEEDS", deep("0", "5")))), GROUPED)
 """Seeds to compare; QUICOLL_TEST_SAME_SEEDS=200 for the long version."""
 
@@ -49,6 +54,31 @@ def fresh(hash_seed: str, kind: str) -> list[list[object]]:
 def here() -> list[list[object]]:
     outcomes = [run_seed(seed, steps=4) for seed in SEEDS]
     return [[each.digest, each.events, each.virtual_s, each.committed, each.ok] for each in outcomes]
+
+
+@pytest.mark.parametrize("seed", [LEARNED, *deep((), range(200))])
+def test_what_was_in_memory_before_changes_nothing(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seed 1021: a spare that had not learned a chunk yet told the digest of whatever lay there."""
+    digests = []
+    for byte in (0x5A, 0xA5):
+        with monkeypatch.context() as patch:
+            for make in (np.empty, np.empty_like):
+                patch.setattr(np, make.__name__, _found_with(make, byte))
+            outcome = run_seed(seed)
+        assert outcome.error is None, outcome.error
+        digests.append(outcome.digest)
+    assert digests[0] == digests[1]
+
+
+def _found_with(make: Callable[..., Any], byte: int) -> Callable[..., Any]:
+    @wraps(make)
+    def made(*arguments: Any, **options: Any) -> Any:
+        memory = make(*arguments, **options)
+        if memory.dtype != object:
+            memory.reshape(-1).view(np.uint8)[:] = byte
+        return memory
+
+    return made
 
 
 def test_seeds_differ_and_are_worth_comparing(here: list[list[object]]) -> None:
