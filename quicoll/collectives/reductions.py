@@ -78,7 +78,6 @@ class Reduction(Operation[Any]):
         self.total, self.first = here.world_size, here.rank
         if isinstance(x, Leaves):
             self.total, self.first = x.shards.total, x.shards.first
-            _demand_own(here, x.shards)
         total = self.total
         self.prepared = prepared = here.prepared.get(
             (
@@ -99,6 +98,8 @@ class Reduction(Operation[Any]):
                 here, name, like, total, op, reduce_order, algorithm, precision, wire, exact=exact, sizes=sizes
             ),
         )
+        if isinstance(x, Leaves):
+            _demand_own(here, x.shards)
         self.signature = prepared.signature
         self.measures = prepared.settled is None
 

@@ -37,6 +37,7 @@ def endpoint_of(world: World, link: Link) -> Endpoint:
     return next(each for each in world.endpoints if link in each.links.values())
 
 
+@pytest.mark.interpreted
 async def test_what_is_asked_for_while_gathering_is_one_datagram_in_this_turn(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
