@@ -95,10 +95,6 @@ class ThreadRuntime:
         self._closed = self._stopping = False
         self._calls: dict[_Answer, None] = {}
         self._queue: deque[tuple[_Answer, _Begin, Gathering | None]] = deque()  # called, and not begun
-        self._bell: int | None = None  # an eventfd that wakes the thread for the queue; None where there are none
-        if hasattr(os, "eventfd"):
-            self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-            self.loop.add_reader(self._bell, self._rung, self._bell)
         self._watching: asyncio.AbstractEventLoop | None = None  # the caller's loop on which the questions are asked
         self._ended: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._thread = threading.Thread(target=self._run, name=f"quicoll-{name}", daemon=True)
@@ -120,11 +116,6 @@ class ThreadRuntime:
     def _wind_up(self) -> None:
         with self._lock:
             self._closed = True
-            bell, self._bell = self._bell, None
-        if bell is not None:
-            self.loop.remove_reader(bell)
-            os.close(bell)
-        self.loop.call_soon(self._begin_queued)
         self.loop.run_until_complete(asyncio.sleep(0))  # what was called before is a task from here on
         for answer in list(self._calls):
             if answer.begun is not None:
@@ -178,10 +169,7 @@ class ThreadRuntime:
                     else:
                         self._calls[answer] = None
                         self._queue.append((answer, start, sender))
-                        if self._bell is None:
-                            self.loop.call_soon_threadsafe(self._begin_queued)
-                        else:  # half of what it costs to wake a loop by its socket, here and there
-                            os.eventfd_write(self._bell, 1)
+                        self.loop.call_soon_threadsafe(self._begin_queued)
             except BaseException:  # of a signal handler: the caller gets no future that it could cancel
                 answer.cancel()
                 raise
@@ -217,14 +205,10 @@ class ThreadRuntime:
             return "called from the engine's own thread"
         return ""
 
-    def _rung(self, bell: int) -> None:
-        os.eventfd_read(bell)
-        self._begin_queued()
-
     def _begin_queued(self) -> None:
         """Begin what has been called up to now, in order; what it has to send goes together, in this turn of the loop.
 
-        Each call asks for this; of some that came together the first has done it for all.
+        Each call asks for this, and mostly the first of some that came together has done it for all.
         """
         senders: dict[Gathering, None] = {}
         while self._queue:

@@ -373,38 +373,6 @@ async def test_who_waits_for_a_call_that_another_one_cancels_hears_of_it() -> No
     await runtime.aclose()
 
 
-def test_where_the_system_has_no_eventfd_a_call_wakes_the_engine_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(os, "eventfd")
-    runtime = ThreadRuntime("test")
-    for _ in range(3):
-        assert runtime.wait(runtime.submit(beginning(lambda: asyncio.sleep(0)), SENDER), None)
-    asyncio.run(runtime.aclose())
-
-
-@pytest.mark.skipif(not hasattr(os, "eventfd"), reason="this system has none")
-def test_the_end_of_the_thread_closes_what_wakes_it_and_no_call_writes_there_any_more(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Its number may be another file's by then."""
-    runtime = ThreadRuntime("test")
-    bell, closed, close = runtime._bell, [], os.close
-
-    def noting(number: int) -> None:
-        closed.append(number)
-        close(number)
-
-    def never(number: int, value: int) -> None:
-        raise AssertionError(f"{value} is written to {number}")
-
-    assert runtime.wait(runtime.submit(beginning(lambda: asyncio.sleep(0)), SENDER), None)
-    monkeypatch.setattr(os, "close", noting)
-    asyncio.run(runtime.aclose())
-    assert bell in closed
-    monkeypatch.setattr(os, "eventfd_write", never)
-    with pytest.raises(LocalError, match="the engine is closed"):
-        runtime.submit(beginning(lambda: asyncio.sleep(0)), SENDER)
-
-
 def test_what_a_thread_cancels_is_cancelled_on_the_engine() -> None:
     runtime = ThreadRuntime("test")
     cancelled = threading.Event()
