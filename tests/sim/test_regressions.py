@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from quicoll.sim import Conditions, Recording, Settings, Simulation, workload
-from quicoll.sim.runner import run_scenario
+from quicoll.sim.runner import run_scenario, run_seed
 from quicoll.sim.scenario.language import parse_events
 from quicoll.sim.scenario.swarm import Scenario, generate
 
@@ -209,6 +209,12 @@ def test_a_first_view_has_as_many_ranks_as_were_asked_for_when_it_was_proposed()
     events = parse_events("sim.at(0.0).scale(2)\nsim.at(0.1).scale(4)\n")
     settings = Settings(ranks=3, conditions=Conditions(latency_ns=10_000_000))
     outcome = run_scenario(Scenario(seed=1070, steps=4, events=events, settings=settings))
+    assert outcome.error is None, outcome.error
+
+
+def test_a_worker_that_comes_back_while_its_last_process_was_to_hand_over_lets_the_others_go_on() -> None:
+    """Seed 1466: each step was ended for a process that had gone, in 315 views."""
+    outcome = run_seed(1466)
     assert outcome.error is None, outcome.error
 
 

@@ -11,7 +11,7 @@ until then, so a step that waits for its Begin is ended (`make_way`), and once f
 
 Failure cases: it leaves twice (the second one says nothing); it leaves while reports on its view come in (their end is
 announced while it is still there to get it); it is lost before it has handed over (the next view has what it owned from
-a copy or a checkpoint).
+a copy or a checkpoint); its process was another one when it asked (the one that is there now was asked nothing).
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ class Leaving:
         self._departures = departures
         self._succession = succession
         self._losses = losses
-        self._to_part: dict[str, None] = {}  # nodes that are to hand over what they own before they leave
+        self._to_part: dict[
+            str, Candidate
+        ] = {}  # who is to hand over what it owns before it leaves: this process of it
 
     def ask(self, candidate: Candidate, message: AskToLeave) -> None:
         """Take in that a node was asked to stop."""
@@ -73,7 +75,7 @@ class Leaving:
         candidate.owns = message.owns
         if candidate.owns and len(self._roster) > 1:
             candidate.parting = True  # in the next view
-            self._to_part[candidate.node] = None
+            self._to_part[candidate.node] = candidate
 
     def leave(self, candidate: Candidate, message: Leave, now_ns: int) -> None:
         """Take in that a node goes."""
@@ -103,8 +105,8 @@ class Leaving:
         active = self._stage.active
         if active is None or active.ballot is None:
             return
-        for node in list(self._to_part):
-            if node not in self._roster or node in active.view.parting:
+        for node, candidate in list(self._to_part.items()):
+            if self._roster.get(node) is not candidate or node in active.view.parting:
                 del self._to_part[node]
             elif active.view.rank_of(node) is not None and not active.entered(node):
                 why = f"{node} hands over what it owns before it leaves"

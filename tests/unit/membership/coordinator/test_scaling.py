@@ -279,6 +279,22 @@ def test_an_owner_that_asks_while_a_view_forms_is_heard_when_others_begin_in_it(
     assert bench.confirm().parting == ("c",)
 
 
+def test_the_next_process_of_an_owner_that_was_asked_to_stop_was_asked_nothing() -> None:
+    bench = Bench(3)
+    bench.installed(*"abc")
+    owning(bench, *"abc")
+    bench.lose("b")
+    bench.say("c", m.AskToLeave(owns=True))
+    bench.lose("c")
+    bench.join("c", incarnation=2)  # started anew, before a view has named it
+    bench.advance(5 * SECOND)
+    view = bench.confirm()
+    assert (view.view_id, view.nodes, view.parting) == (3, ("a", "c"), ())
+    bench.inbox.clear()
+    bench.begin("a")
+    assert not any(isinstance(message, m.Decide) for message in bench.inbox.get("a", [])), "nobody has to make way"
+
+
 def test_an_owner_alone_may_go() -> None:
     bench = Bench(1)
     bench.installed("a")
