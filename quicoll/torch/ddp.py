@@ -39,7 +39,7 @@ import torch
 from quicoll.checks import whole
 from quicoll.errors import LocalError, QuicollError
 from quicoll.numerics.seed import Seed
-from quicoll.torch.groups import blocking_group
+from quicoll.torch.groups import blocking_group, no_engine_thread
 from quicoll.torch_backend.failures import for_torch
 from quicoll.torch_backend.process_group import Described
 from quicoll.torch_backend.work import OperationPart, OperationWork
@@ -174,7 +174,7 @@ class CanonicalHook:
 
         work = OperationWork(
             "the reduction of a bucket", [OperationPart(handle)], [flat], put,
-            within=self._timeout, engine_thread=_no_engine_thread,
+            within=self._timeout, engine_thread=no_engine_thread,
         )  # fmt: skip
         future: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda ended: ended.value()[0])
         return future
@@ -186,8 +186,3 @@ class CanonicalHook:
             missing = len(self._parameters) - len(found)
             raise LocalError(f"{missing} parameters had no gradient in the backward pass of shard {shard}")
         return found
-
-
-def _no_engine_thread() -> bool:
-    # DDP's backward passes run on torch's threads and the caller's, never on an engine's.
-    return False

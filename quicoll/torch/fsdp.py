@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from quicoll.errors import LocalError
-from quicoll.torch.groups import blocking_group
+from quicoll.torch.groups import blocking_group, no_engine_thread
 from quicoll.torch_backend.failures import for_torch
 from quicoll.torch_backend.methods import Methods
 
@@ -38,7 +38,7 @@ class _Carried:
         """
         self._group = blocking_group(group).for_threads()
         self._methods = Methods()
-        self._methods.begin_methods(self._group, timeout=timeout, engine_thread=_no_engine_thread)
+        self._methods.begin_methods(self._group, timeout=timeout, engine_thread=no_engine_thread)
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Make a tensor that is sent or received.
@@ -128,8 +128,3 @@ def carry_shards(model: nn.Module, group: Any = None, *, timeout: float = _DEFAU
 
 def _waited(work: Any) -> None:
     work.wait()
-
-
-def _no_engine_thread() -> bool:
-    # torch's passes run on its own threads and the caller's, never on an engine's.
-    return False

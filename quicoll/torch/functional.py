@@ -110,7 +110,7 @@ def own_part(x: torch.Tensor, group: Any = None, *, dim: int = 0, counts: Sequen
     rows = x.movedim(dim, 0)
     if sum(known) != rows.shape[0]:
         raise LocalError(f"counts are {sum(known)} in all, and dimension {dim} is {rows.shape[0]}")
-    return _applied(_Part, rows, own, known).movedim(0, dim)
+    return _applied(_OwnPart, rows, own, known).movedim(0, dim)
 
 
 def join_parts(x: torch.Tensor, group: Any = None, *, dim: int = 0, counts: Sequence[int]) -> torch.Tensor:
@@ -132,7 +132,7 @@ def join_parts(x: torch.Tensor, group: Any = None, *, dim: int = 0, counts: Sequ
     rows = x.movedim(dim, 0)
     if known[own.rank] != rows.shape[0]:
         raise LocalError(f"rank {own.rank} has {rows.shape[0]} along dimension {dim}, and counts say {known[own.rank]}")
-    return _applied(_Whole, rows, own, known).movedim(0, dim)
+    return _applied(_JoinParts, rows, own, known).movedim(0, dim)
 
 
 def all_gather(
@@ -271,7 +271,7 @@ class _Leave(torch.autograd.Function):
         return enter(gradients[0], ctx.group), None
 
 
-class _Part(torch.autograd.Function):
+class _OwnPart(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, group: Group, counts: list[int]) -> torch.Tensor:
         ctx.group, ctx.counts = group, counts
@@ -280,17 +280,6 @@ class _Part(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         return join_parts(gradients[0], ctx.group, counts=ctx.counts), None, None
-
-
-class _Whole(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: Group, counts: list[int]) -> torch.Tensor:
-        ctx.group, ctx.counts = group, counts
-        return group.all_gather(_plain(x))
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return own_part(gradients[0], ctx.group, counts=ctx.counts), None, None
 
 
 class _AllGather(torch.autograd.Function):
@@ -302,6 +291,14 @@ class _AllGather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         return reduce_scatter(gradients[0], ctx.group, counts=ctx.counts), None, None
+
+
+class _JoinParts(_AllGather):
+    """As `_AllGather` going forward."""
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return own_part(gradients[0], ctx.group, counts=ctx.counts), None, None
 
 
 class _ReduceScatter(torch.autograd.Function):

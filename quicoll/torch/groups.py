@@ -10,7 +10,7 @@ from quicoll.errors import LocalError
 from quicoll.torch_backend.process_group import Described
 from quicoll.torch_backend.sessions import session_of_default_group
 
-__all__ = ["blocking_group"]
+__all__ = ["blocking_group", "no_engine_thread"]
 
 
 def blocking_group(given: Any = None) -> Group:
@@ -39,3 +39,8 @@ def blocking_group(given: Any = None) -> Group:
             'dist.init_process_group("quicoll")'
         )
     return Group(session.group)
+
+
+def no_engine_thread() -> bool:
+    """Return whether this thread is an engine's: torch's passes run on its own threads and the caller's, so never."""
+    return False

@@ -49,7 +49,7 @@ class _Pool:
                 continue  # a call is on its way
             try:
                 call()
-            except Exception:
+            except Exception:  # of a program's callback: the thread serves others too
                 log.exception("a callback of an operation failed")
             del call  # what it holds is not kept until the next one
             with self._lock:
