@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import os
 import threading
 import weakref
@@ -189,6 +190,11 @@ class CallContext:
         """Take an id for `name`. Raises LocalError when it belongs to another one (quicoll.collectives.subgroups)."""
         if self._ids.setdefault(derived, name) != name:
             raise LocalError(f"{name!r} and {self._ids[derived]!r} have the same id; split with another color")
+
+    def divided(self, view_id: int) -> None:
+        """A sub-group was made of which no other rank has heard; a split says so by itself."""
+        with contextlib.suppress(RuntimeError):  # the engine's loop has ended: the sub-group's first call says so
+            self.runtime.loop.call_soon_threadsafe(self.engine.divide, view_id)
 
     def next_split(self, group: int) -> int:
         """Return the number of a split that is about to be issued, counted in its group and the present view."""

@@ -573,6 +573,7 @@ class Group:
         scope = here.scope.named(name, seen, members.index(here.rank), view_id=here.view_id)
         with context.lock:
             context.claim(scope.group_id, scope.name)
+        context.divided(here.view_id)
         return scope
 
     def _channels(self, tag: int) -> dict[int, int]:

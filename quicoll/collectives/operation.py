@@ -41,6 +41,7 @@ class Operation(Generic[T]):
     gathers = False  # whether the work depends on the counts of all ranks
     measures = False  # whether it depends on the agreed network
     ranks: tuple[int, ...] | None = None  # of the view, where not all of the group take part
+    divides = False  # whether sub-groups come of it
     watched = True  # whether a rank that comes late is a straggler
     shared = False  # whether all ranks get the same bits
     holds = True  # whether this rank gets a result
@@ -84,6 +85,7 @@ class Operation(Generic[T]):
         if self.counts and max(self.counts) > MAX_NUMBER:
             raise LocalError(f"{max(self.counts)} is more than can be announced; {MAX_NUMBER} is the most")
         scope = self.here.scope
+        divides = scope.watched and (self.divides or bool(scope.name) or self.ranks is not None)
         if not scope.name:
             return Call(
                 self.name,
@@ -94,6 +96,7 @@ class Operation(Generic[T]):
                 self.measures,
                 self.ranks,
                 watched=self.watched,
+                divides=divides,
             )
         return Call(
             self.name,
@@ -105,6 +108,7 @@ class Operation(Generic[T]):
             scope.ranks if self.ranks is None else self.ranks,
             scope.name,
             self.watched and scope.watched,
+            divides,
         )
 
     # -- for the audit -------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ class Split(Movement[G | None]):
     """number: of the split among those of its group in the view. made: makes the sub-group of what it is."""
 
     name = "split"
-    gathers = shared = True
+    gathers = shared = divides = True
 
     def __init__(
         self, here: GroupView, color: int | None, key: int, *, number: int, made: Callable[[Scope], G]

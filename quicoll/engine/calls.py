@@ -24,7 +24,13 @@ Farewells. A rank that is done with an operation knows that all others called it
 and from each other. If it left the job then, the view would end, and with it their part of an
 operation that has gone well. So a rank that leaves first says so to its peers, and each answers when it is through with
 what ran there at that moment. Operations that wait for the leaving rank's call do not count: it will not come. So those
-who leave do not wait for each other, and not for what begins later.
+who leave do not wait for each other.
+    A rank whose work has ended (`Farewell.next_step`) waits for what begins later too, where anything goes on in this
+view without all ranks: either of the two has called an operation of some of them alone, or is in a sub-group
+(`divided`). Two pairs of ranks seldom end at the same moment, and the one that is through first must not take the view
+from the other.
+Its answer comes when the other ends its own work, goes on to a step that the leaving rank has no part in, calls what
+the leaving rank would have to call, or is alone; and the leaving rank's patience bounds the wait.
 
 Invariants: numbers of a group are taken in the order of `open`, without gaps. At most MAX_AHEAD slots are kept for
 peers, and of each peer MAX_AHEAD_BYTES of what this rank has not called yet. The first announcement of a rank for a
@@ -87,6 +93,7 @@ class Call:
     where they may differ. gathers: whether the work depends on those of all ranks. measures: whether it depends on the
     agreed network. ranks: who takes part, this rank included, as ranks of the view, in the order in which the plan
     numbers them; None: all. where: the group's name, "" for all ranks. watched: whether it matters who comes late.
+    divides: whether it is of some ranks alone or sub-groups come of it, but for the library's own.
     """
 
     name: str
@@ -98,6 +105,15 @@ class Call:
     ranks: tuple[int, ...] | None = None
     where: str = ""
     watched: bool = True
+    divides: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Parting:
+    """A peer that will leave. awaited: operations that it waits for. next_step: as in its Farewell."""
+
+    awaited: list[tuple[int, int]]
+    next_step: int | None
 
 
 @dataclass(slots=True, eq=False)
@@ -121,7 +137,10 @@ class Slot:
 
 
 class Calls:
-    """All operations of one view on one rank. See the module's head."""
+    """All operations of one view on one rank. See the module's head.
+
+    divided: whether something may go on in the view without all of its ranks, as far as is known here.
+    """
 
     def __init__(self, view: View, rank: int) -> None:
         """Start with no operation.
@@ -138,8 +157,11 @@ class Calls:
         self._slots: dict[tuple[int, int], Slot] = {}
         self._ahead: dict[int, int] = {}  # by rank, bytes of what it announced and this rank has not called
         self._networks: dict[int, NetworkModel | None] = {}  # by group; None while it is being agreed on
-        # Peers that will leave and are not answered yet, each with the operations that it has to wait for.
-        self._parting: dict[int, list[tuple[int, int]]] = {}
+        self.divided = False  # some of the ranks may do something without the others
+        self._begun = 0  # the last step that was begun in this view, as the coordinator counts
+        self._parting: dict[int, _Parting] = {}  # peers that will leave and are not answered yet
+        self._parted: dict[int, None] = {}  # all that have said so
+        self._leaves = False  # this rank has said so
         self._unanswered: dict[int, None] = {}  # peers that have not answered this rank's own farewell
 
     # -- announcements -------------------------------------------------------------------------------------------
@@ -164,6 +186,7 @@ class Calls:
         slot.name = f"{call.name}#{seq}@{call.where}" if call.where else f"{call.name}#{seq}"
         slot.call = call
         slot.ranks = self._everyone if call.ranks is None else call.ranks
+        self.divided = self.divided or call.divides
         slot.leads = call.measures and group not in self._networks
         if slot.leads:
             self._networks[group] = None
@@ -254,7 +277,7 @@ class Calls:
             Answers to peers that have waited for it, by rank; to be sent.
         """
         del self._slots[slot.group, slot.seq]
-        return self._answers() if self._parting else []
+        return self.answers()
 
     def close(self) -> None:
         """Note that the view is over here: nobody has to wait for its operations."""
@@ -338,6 +361,7 @@ class Calls:
 
     def leave(self, peers: Sequence[int]) -> None:
         """Note that this rank's own farewell is on its way to `peers`, whose answers are awaited."""
+        self._leaves = True
         self._unanswered = dict.fromkeys(peers)
 
     @property
@@ -345,31 +369,55 @@ class Calls:
         """Whether a peer has not answered this rank's farewell."""
         return bool(self._unanswered)
 
+    def divide(self) -> None:
+        """Note that this rank is in a sub-group, whose operations the other ranks have no part in."""
+        self.divided = True
+
+    def begun(self, step: int) -> None:
+        """Note that this rank begins a step, as the coordinator counts."""
+        self._begun = step
+
     def farewell(self, rank: int, message: Farewell) -> list[tuple[int, Farewell]]:
         """Note that a peer will leave, or answers this rank's own farewell.
 
         Returns:
-            Answers that are due at once, by rank; to be sent. Others come from `finish`.
+            Answers that are due at once, by rank; to be sent. Others come from `finish` and `answers`.
         """
         if message.done:
             self._unanswered.pop(rank, None)
             return []
-        self._parting[rank] = [
+        awaited = [
             key
             for key, slot in self._slots.items()
             if slot.call is not None and (rank in slot.announced or rank not in slot.ranks)
         ]
-        return self._answers()
+        self.divided = self.divided or message.divided
+        self._parting[rank] = _Parting(awaited, message.next_step)
+        self._parted[rank] = None
+        return self.answers()
 
-    def _answers(self) -> list[tuple[int, Farewell]]:
-        ready = [
-            rank
-            for rank, awaited in self._parting.items()
-            if self._over or not any(key in self._slots for key in awaited)
-        ]
+    def answers(self) -> list[tuple[int, Farewell]]:
+        """Return the answers that are due, by rank; to be sent.
+
+        They may be after a call, `leave`, `begun` and `close`.
+        """
+        if not self._parting:
+            return []
+        ready = [rank for rank, parting in self._parting.items() if self._over or self._needs_no_more(rank, parting)]
         for rank in ready:
             del self._parting[rank]
         return [(rank, Farewell(self._view.view_id, done=True)) for rank in ready]
+
+    def _needs_no_more(self, rank: int, parting: _Parting) -> bool:
+        """Whether this rank needs the view no more without `rank`."""
+        if any(key in self._slots for key in parting.awaited):
+            return False
+        if parting.next_step is None or not self.divided or self._leaves or self._begun >= parting.next_step:
+            return True
+        if len(self._parted) == len(self._everyone) - 1:
+            return True
+        own = [slot for slot in self._slots.values() if slot.call is not None]
+        return any(rank in slot.ranks and rank not in slot.announced for slot in own)
 
     def _node(self, rank: int) -> str:
         return self._view.members[rank].node

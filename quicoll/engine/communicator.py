@@ -235,28 +235,41 @@ class Communicator:
         if self._answered is not None and not self._answered.done() and not self._calls.unanswered:
             self._answered.set_result(None)
 
+    def divide(self) -> None:
+        """Take note that this rank is in a sub-group."""
+        self._calls.divide()
+
+    def begun(self, step: int) -> None:
+        """Take note that this rank begins a step, as the coordinator counts: peers that leave wait no longer."""
+        self._calls.begun(step)
+        self._answer(self._calls.answers())
+
     def _answer(self, answers: list[tuple[int, Farewell]]) -> None:
         for rank, message in answers:
             with contextlib.suppress(_TransportError):
                 self._links[rank].send_app(encode_message(message))
 
-    async def part(self, timeout: float) -> None:
-        """Wait until no peer needs this view any more for an operation that this rank has called.
+    async def part(self, timeout: float, *, next_step: int | None = None) -> None:
+        """Wait until no peer needs this view any more without this rank.
 
         Args:
             timeout: At most as many seconds. Nor does it wait any longer when the communicator breaks.
+            next_step: Where this rank's work has ended: the step that would be next, as the coordinator counts. None
+                waits only for operations that the peers have called by now.
         """
         if self.error is not None or self._answered is not None:
             return
         self._answered = self._loop.create_future()
+        farewell = encode_message(Farewell(self.view.view_id, next_step=next_step, divided=self._calls.divided))
         told: list[int] = []
         for rank, link in self._links.items():
             try:
-                link.send_app(encode_message(Farewell(self.view.view_id)))
+                link.send_app(farewell)
             except _TransportError:
                 continue
             told.append(rank)
         self._calls.leave(told)
+        self._answer(self._calls.answers())
         if told:
             await asyncio.wait({self._answered, self._broken}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
 
@@ -374,6 +387,7 @@ class Communicator:
             except _TransportError as error:
                 raise TransferFailed(number, error, sending=True) from error
         self._calls.called(slot, announce, self._now_ns())
+        self._answer(self._calls.answers())
 
     def _advance(self, operation: InFlight) -> None:
         """Something has happened that an operation may wait for: let it go on as far as it can."""

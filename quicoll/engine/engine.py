@@ -285,6 +285,12 @@ class Engine:
         ended(None, job_closed() if self._waiting.closed else self._views.past(view_id, step=step))
         return None
 
+    def divide(self, view_id: int) -> None:
+        """Take note that this rank is in a sub-group of a view: others that end their work first wait for it."""
+        communicator = self._views.installed(view_id)
+        if communicator is not None:
+            communicator.divide()
+
     async def begin(self, view_id: int, number: int) -> None:
         """Begin a step.
 
@@ -294,11 +300,13 @@ class Engine:
         Raises:
             QuicollError: The view is not at work any more.
         """
-        if self._views.at_work(view_id) is None:
+        communicator = self._views.at_work(view_id)
+        if communicator is None:
             raise await self._views.why_over(view_id)
         index = self._member.next_step
         if index is None:
             raise self._views.past(view_id)
+        communicator.begun(index)
         self.steps.begin(index, number)
         self._member.begin(index, now_ns=self._now_ns())
         self._work()
@@ -475,7 +483,8 @@ class Engine:
         communicator = self._views.communicator
         try:
             if communicator is not None and patience > 0 and not communicator.running:
-                await communicator.part(patience)
+                next_step = None if finished is None else self._member.next_step
+                await communicator.part(patience, next_step=next_step)
         finally:  # cancelled while it waits, it leaves all the same
             await self._end(reason, finished)
 

@@ -64,10 +64,16 @@ class Announce(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
 
 class Farewell(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag_field="t", tag=2):
-    """A rank will leave once its peers need nothing more of this view that it took part in. done: the answer to it."""
+    """A rank will leave once its peers need this view no more without it. done: the answer to it.
+
+    next_step: of a rank whose work has ended, the step that it would begin next, as the coordinator counts. divided:
+    whether it has been in a sub-group, or has done something with some of the ranks alone.
+    """
 
     view_id: int
     done: bool = False
+    next_step: int | None = None
+    divided: bool = False
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag_field="t", tag=3):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -63,6 +64,62 @@ def test_ranks_of_overlapping_groups_leave_one_by_one() -> None:
     outcome = Simulation(worker, seed=1, settings=Settings(ranks=4, limit=30.0, conditions=WAN)).run()
     assert outcome.error is None, outcome.error
     assert outcome.results == (0, 1, 2, 3)
+
+
+@pytest.mark.parametrize("how", ["split", "named"])
+def test_pairs_that_end_seconds_apart_leave_each_other_the_view(how: str) -> None:
+    async def worker(job: Job) -> int:
+        if how == "split":
+            pair = await job.group.split(job.rank // 2)
+            assert pair is not None
+        else:
+            await job.group.barrier()
+            pair = job.group.subgroup([0, 1] if job.rank < 2 else [2, 3], "pair")
+        for _ in range(3):
+            if job.rank < 2:
+                await asyncio.sleep(2.0)
+            await pair.all_reduce(np.ones(9_000))
+        return job.rank
+
+    outcome = Simulation(worker, seed=1, settings=Settings(ranks=4, limit=30.0)).run()
+    assert outcome.error is None, outcome.error
+    assert outcome.results == (0, 1, 2, 3)
+
+
+def test_a_line_of_ranks_that_hand_on_what_they_got_leaves_one_by_one() -> None:
+    async def worker(job: Job) -> float:
+        got = np.zeros(1)
+        await asyncio.sleep(4.0 * job.rank)
+        if job.rank:
+            got = await job.group.recv(got, source=job.rank - 1)
+        if job.rank + 1 < job.world_size:
+            await job.group.send(got + 1, to=job.rank + 1)
+        return float(got[0])
+
+    outcome = Simulation(worker, seed=1, settings=Settings(ranks=4, limit=30.0)).run()
+    assert outcome.error is None, outcome.error
+    assert outcome.results == (0.0, 1.0, 2.0, 3.0)
+
+
+def test_who_has_ended_its_work_is_let_go_when_the_others_take_a_step_without_it() -> None:
+    gone: list[float] = []
+
+    async def worker(job: Job, sim: Simulation) -> int:
+        pair = await job.group.split(job.rank // 2)
+        assert pair is not None
+        await pair.all_reduce(np.ones(9))
+        if job.rank == 3:
+            await job.aclose()
+            gone.append(sim.now)
+            return 0
+        await asyncio.sleep(4.0)
+        async with job.step() as step:
+            await step.group.all_reduce(np.ones(9))
+        return step.number
+
+    Simulation(worker, seed=1, settings=Settings(ranks=4, timeout=60.0, limit=30.0)).run()
+    assert len(gone) == 1
+    assert 4.0 < gone[0] < 10.0
 
 
 def test_who_gets_no_answer_leaves_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

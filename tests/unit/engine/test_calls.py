@@ -15,6 +15,7 @@ VIEW_ID = 7
 WORLD, PAIR = 0, 5  # ids of groups
 DONE = Farewell(VIEW_ID, done=True)
 BYE = Farewell(VIEW_ID)
+ENDED = Farewell(VIEW_ID, next_step=7)
 
 
 def view(nodes: str, sites: str = "") -> View:
@@ -316,6 +317,72 @@ def test_what_only_a_peer_has_called_holds_nobody_back() -> None:
     rank = Rank()
     rank.hear(1, 0)
     assert rank.calls.farewell(1, BYE) == [(1, DONE)]
+
+
+def pair_called() -> Rank:
+    """A rank that has done something with rank 2 alone, and may again."""
+    rank = Rank()
+    slot = rank.call(call(ranks=(0, 2), where="0:1", divides=True), PAIR)
+    rank.hear(2, 0, group=PAIR)
+    rank.calls.finish(slot)
+    return rank
+
+
+def test_a_rank_whose_work_has_ended_is_answered_at_once_where_nothing_goes_without_it() -> None:
+    rank = Rank()
+    rank.calls.finish(rank.call(call()))
+    rank.calls.finish(rank.call(call(ranks=(0, 2)), PAIR))  # the library's own
+    assert rank.calls.farewell(1, ENDED) == [(1, DONE)]
+
+
+def test_a_rank_whose_work_has_ended_waits_for_what_others_begin_later_without_it() -> None:
+    rank = pair_called()
+    assert rank.calls.farewell(1, ENDED) == []
+    later = rank.call(call(ranks=(0, 2), where="0:1", divides=True), PAIR)
+    assert rank.calls.answers() == []
+    assert rank.calls.finish(later) == []
+    rank.calls.leave([2])
+    assert rank.calls.answers() == [(1, DONE)]
+
+
+def test_who_fails_or_is_sent_away_does_not_wait_for_what_others_begin_later() -> None:
+    assert pair_called().calls.farewell(1, BYE) == [(1, DONE)]
+
+
+def test_what_the_leaving_rank_knows_of_sub_groups_counts() -> None:
+    assert Rank().calls.farewell(1, Farewell(VIEW_ID, next_step=7, divided=True)) == []
+
+
+@pytest.mark.parametrize("how", ["split", "named"])
+def test_a_sub_group_in_which_nothing_was_called_yet_counts(how: str) -> None:
+    rank = Rank()
+    if how == "split":
+        rank.calls.finish(rank.call(call(divides=True)))
+    else:
+        rank.calls.divide()
+    assert rank.calls.farewell(1, ENDED) == []
+    assert rank.calls.finish(rank.call(call(ranks=(0, 2), where="0:1", divides=True), PAIR)) == []
+
+
+def test_a_rank_whose_work_has_ended_is_answered_when_the_other_calls_what_it_would_have_to_call() -> None:
+    rank = pair_called()
+    assert rank.calls.farewell(1, ENDED) == []
+    rank.call(call())
+    assert rank.calls.answers() == [(1, DONE)]
+
+
+def test_a_rank_whose_work_has_ended_is_answered_when_the_other_begins_a_step_that_it_has_no_part_in() -> None:
+    rank = pair_called()
+    rank.calls.begun(6)  # the last of the leaving rank's, whose decision is on its way here
+    assert rank.calls.farewell(1, ENDED) == []
+    rank.calls.begun(7)
+    assert rank.calls.answers() == [(1, DONE)]
+
+
+def test_who_is_alone_answers_all_whose_work_has_ended() -> None:
+    rank = pair_called()
+    assert rank.calls.farewell(1, ENDED) == []
+    assert rank.calls.farewell(2, ENDED) == [(1, DONE), (2, DONE)]
 
 
 def test_all_who_wait_are_answered_when_the_view_is_over() -> None:
