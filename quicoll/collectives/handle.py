@@ -39,7 +39,8 @@ class Handle(Generic[T]):
 
     It is an awaitable and not a coroutine: `asyncio.gather`, `wait_for`, `shield` and `ensure_future` take it as it is;
     for `asyncio.wait` and `TaskGroup` make a task of it, `asyncio.ensure_future(handle)`. It belongs to the loop on
-    which the operation was called: LocalError when it is awaited on another one. As with an asyncio task, an await that
+    which the operation was called: LocalError when it is awaited on another one. One that a thread without a loop has
+    called can be awaited on any. As with an asyncio task, an await that
     is cancelled cancels the operation, and with it the view; other awaits of the handle then raise PeerError.
     """
 
@@ -66,8 +67,12 @@ class Handle(Generic[T]):
 
     async def _wait(self) -> T:
         pending = self.pending
-        future = pending.future
-        if not isinstance(future, asyncio.Future) or future.get_loop() is not asyncio.get_running_loop():
+        future: asyncio.Future[int]
+        if isinstance(pending.future, concurrent.futures.Future):
+            future = asyncio.wrap_future(pending.future)
+        else:
+            future = pending.future
+        if future.get_loop() is not asyncio.get_running_loop():
             raise LocalError("this operation was issued on another event loop: await it there")
         try:
             await future

@@ -9,6 +9,8 @@ States of a step's `LeafRecorder`:
                      in a shard --abandon--> over        an error in the user's code, or the step was aborted
     between shards --over--> over
 
+In the last shard gradients may be handed over while the backward pass goes on (quicoll.torch.early).
+
 Invariants.
 1. Within a shard torch's global generators are seeded for (job, step, shard), the buffers are as they were after the
    last committed step, and no parameter has a gradient when the shard begins. So what a shard's forward and backward
@@ -30,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from quicoll.errors import LocalError
+from quicoll.torch.early import EarlyGradients, cut_early, sparse_gradient
 from quicoll.train.moving import MovingBuffers
 
 if TYPE_CHECKING:
@@ -43,8 +46,24 @@ Leaf = list[torch.Tensor]
 class LeafShape:
     """Which tensors a leaf has: fixed by the model and its optimizer."""
 
-    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, moving: Sequence[str] = ()) -> None:
-        """Look at a model. Raises LocalError where it cannot be trained so."""
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        moving: Sequence[str] = (),
+        *,
+        bucket_bytes: int = 0,
+    ) -> None:
+        """Look at a model.
+
+        Args:
+            model: The model.
+            optimizer: Of its parameters.
+            moving: Names of further buffers that a forward pass moves.
+            bucket_bytes: Of the gradients that travel together while the backward pass goes on; 0: none do.
+        Raises:
+            LocalError: It cannot be trained so.
+        """
         names = {id(value): name for name, value in model.named_parameters()}
         self.parameters: dict[str, torch.nn.Parameter] = {}
         for number, group in enumerate(optimizer.param_groups):
@@ -59,6 +78,7 @@ class LeafShape:
             if value.is_meta:
                 raise LocalError(f"{name} is on the meta device: it has no values yet")
         self.buffers = MovingBuffers(model, moving)
+        self.early = cut_early(list(self.parameters.values()), bucket_bytes)
 
     def zeros(self) -> Leaf:
         """Return the leaf of a shard without samples, which is also what says shapes and dtypes where there is none."""
@@ -67,13 +87,19 @@ class LeafShape:
         return [*values, *moves, torch.zeros(len(self.parameters)), torch.zeros(1)]
 
     def runs(self) -> list[list[int]]:
-        """Return which tensors of a leaf travel together: those of one dtype, in the order in which they come first."""
+        """Return which tensors of a leaf travel together, in the order in which they do.
+
+        First the buckets that travel in the backward pass (`early`), then what is left: of each dtype, in the order in
+        which they come first.
+        """
+        early = {place for bucket in self.early for place in bucket}
         runs: dict[torch.dtype, list[int]] = {}
         dtypes = [value.dtype for value in self.parameters.values()]
         dtypes += [torch.float32] * (len(self.buffers.values()) + 2)
         for place, dtype in enumerate(dtypes):
-            runs.setdefault(dtype, []).append(place)
-        return list(runs.values())
+            if place not in early:
+                runs.setdefault(dtype, []).append(place)
+        return [*self.early, *runs.values()]
 
     def put(self, mean: Leaf) -> float:
         """Put the mean gradients where backward passes leave theirs. Returns the mean loss."""
@@ -101,7 +127,8 @@ class LeafRecorder:
         self._shard = ExitStack()
         self._moves: list[torch.Tensor] | None = None  # of the shard that is open
         self._loss = 0.0
-        self._losses = 0
+        self._last = False  # of the shard that is open: its last backward pass was
+        self._early: EarlyGradients | None = None
         self._generators: Any = None
 
     @property
@@ -114,44 +141,63 @@ class LeafRecorder:
         """Whether a shard is open."""
         return self._moves is not None
 
-    def begin(self, seed: Seed) -> None:
-        """Begin a shard."""
+    def begin(self, seed: Seed, early: EarlyGradients | None = None) -> None:
+        """Begin a shard.
+
+        Args:
+            seed: For what is random in it.
+            early: Where gradients of it may be handed over before it ends.
+        """
+        self._early = early
         if self._generators is None:
             self._generators = torch.get_rng_state(), _cuda_states()
         self._shape.clear()
         self._moves = self._shard.enter_context(self._shape.buffers.attempt())
-        self._loss, self._losses = 0.0, 0
+        self._loss, self._last = 0.0, False
         torch.manual_seed(int(seed))
 
-    def backward(self, loss: torch.Tensor) -> None:
-        """Compute gradients, and take note of the loss."""
+    def backward(self, loss: torch.Tensor, *, more: bool = False) -> None:
+        """Compute gradients, and take note of the loss. more: this is not the shard's last backward pass."""
         if self._moves is None:
             raise LocalError("a loss outside of `for ... in step.shards`")
         if loss.numel() != 1:
             raise LocalError(f"the loss is a scalar, the mean over the samples, not of shape {tuple(loss.shape)}")
+        if self._last and self._shape.early:
+            # In every shard, also where none is early: the same program fails on any number of ranks.
+            raise LocalError("with bucket_bytes every backward() of a shard but its last says more=True")
+        self._last = not more
+        if self._early is not None:
+            self._early.paused = more
         loss.backward()  # type: ignore[no-untyped-call] # torch has no types for it
         self._loss += float(loss.detach())
-        self._losses += 1
 
     def end(self, weight: float) -> None:
         """End the shard: its gradients become a leaf. weight: by which it counts in the mean over the shards."""
         self._shard.close()
         moves, self._moves = self._moves or [], None
+        early, self._early = self._early, None
+        handed = {} if early is None else early.handed
+        if early is not None:
+            early.over()
         leaf: Leaf = []
         had = torch.zeros(len(self._shape.parameters))
         for number, (name, parameter) in enumerate(self._shape.parameters.items()):
             gradient, parameter.grad = parameter.grad, None
-            if gradient is None:
+            if number in handed:
+                gradient = handed[number]
+                had[number] = 1.0
+            elif gradient is None:
                 gradient = torch.zeros_like(parameter, requires_grad=False)
             elif gradient.layout != torch.strided:
-                raise LocalError(f"the gradient of {name} is {gradient.layout}: sparse gradients have no fixed bits")
+                raise sparse_gradient(name, gradient)
             else:
                 had[number] = 1.0
             leaf.append(gradient)
         leaf += [*moves, had, torch.tensor([self._loss])]
         if weight != 1.0:
-            for tensor in [*leaf[:-2], leaf[-1]]:
-                tensor.mul_(weight)
+            for number, tensor in enumerate([*leaf[:-2], leaf[-1]]):
+                if number not in handed:
+                    tensor.mul_(weight)
         self._leaves.append(leaf)
 
     def skip(self) -> None:
@@ -160,6 +206,9 @@ class LeafRecorder:
 
     def over(self) -> None:
         """Leave torch's generators as they were. After an error, the buffers as well."""
+        if self._early is not None:
+            self._early.over()
+            self._early = None
         if self._moves is not None:
             self._moves = None
             error = RuntimeError("abandoned")

@@ -37,6 +37,7 @@ Two classes: `Training` for the jobs of quicoll.blocking, `AsyncTraining` for th
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
@@ -47,6 +48,7 @@ from quicoll.checks import whole
 from quicoll.data.feed import Feed
 from quicoll.data.sampler import Sampler
 from quicoll.errors import JobDone, LocalError, Partitioned, StepAborted, Terminated
+from quicoll.torch.early import EarlyGradients
 from quicoll.torch.leaves import LeafRecorder, LeafShape
 from quicoll.torch.model_state import state_of
 from quicoll.train.architecture import Architecture
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from quicoll import blocking
+    from quicoll.collectives.handle import Handle
     from quicoll.data.portions import Portion
     from quicoll.job import Job
     from quicoll.numerics.seed import Seed
@@ -94,6 +97,7 @@ class _Attempt:
         self._shards = loop.job.group.shards(loop.shards)
         self._portions: Sequence[Portion] | None = None
         self._mean: list[torch.Tensor] = []  # as long as a leaf, once it is there
+        self._handles: list[Handle[list[torch.Tensor]]] = []  # of the runs of a leaf that are under way
         self._begun = self._entered = self._left = False
         self.number = step.number
         self.shard: int | None = None
@@ -118,15 +122,35 @@ class _Attempt:
                 self._recorder.skip()
                 continue
             seed = self.seed.for_shard(shard)
+            weight = 1.0 if part is None else part.weight
             self.shard = shard
-            self._recorder.begin(seed)
+            last = place == len(self._shards) - 1
+            self._recorder.begin(seed, self._early_gradients(weight) if last and self._loop.shape.early else None)
             yield (shard, seed) if part is None else _samples(part)
-            self._recorder.end(1.0 if part is None else part.weight)
+            self._recorder.end(weight)
             self.shard = None
         self._recorder.over()
 
-    def backward(self, loss: torch.Tensor) -> None:
-        self._recorder.backward(loss)
+    def backward(self, loss: torch.Tensor, *, more: bool) -> None:
+        self._recorder.backward(loss, more=more)
+
+    def _early_gradients(self, weight: float) -> EarlyGradients:
+        """Those of the last shard: a bucket is reduced with what the shards before have of it."""
+        shape, before = self._loop.shape, self._recorder.leaves
+
+        def issue(number: int, gradients: list[torch.Tensor]) -> None:
+            places = shape.early[number]
+            self._issue([*(_chosen(leaf, places) for leaf in before), gradients], gradients)
+
+        return EarlyGradients(shape.parameters, shape.early, issue, weight=weight)
+
+    def _issue(self, leaves: list[list[torch.Tensor]], like: list[torch.Tensor]) -> None:
+        """Reduce the next run of the leaves, from the loop's thread or from one of torch's in a backward pass."""
+        loop = self._loop
+        group = loop.job.group if _on_a_loop() else loop.job.group.for_threads()
+        self._handles.append(
+            group.all_reduce(self._shards.leaves(leaves, like=like), op="avg", algorithm=loop.algorithm)
+        )
 
     async def reduce(self) -> None:
         if not self._entered or self._left:
@@ -139,16 +163,10 @@ class _Attempt:
         loop = self._loop
         leaves, runs = self._recorder.leaves, loop.shape.runs()
         like = leaves[0] if leaves else loop.shape.zeros()
-        handles = [
-            loop.job.group.all_reduce(
-                self._shards.leaves([_chosen(leaf, run) for leaf in leaves], like=_chosen(like, run)),
-                op="avg",
-                algorithm=loop.algorithm,
-            )
-            for run in runs
-        ]
+        for run in runs[len(self._handles) :]:
+            self._issue([_chosen(leaf, run) for leaf in leaves], _chosen(like, run))
         mean: dict[int, torch.Tensor] = {}
-        for run, handle in zip(runs, handles, strict=True):
+        for run, handle in zip(runs, self._handles, strict=True):
             mean.update(zip(run, await handle, strict=True))
         self._mean = [mean[place] for place in sorted(mean)]
         self.loss = loop.shape.put(self._mean)
@@ -208,12 +226,15 @@ class _Loop:
         checkpoints: CheckpointPolicy | None,
         moving: Sequence[str],
         algorithm: AlgorithmName,
+        bucket_bytes: int,
     ) -> None:
+        if bucket_bytes < 0:
+            raise LocalError(f"bucket_bytes is 0 or more, not {bucket_bytes}")
         if scheduler_each not in ("step", "epoch"):
             raise LocalError(f"scheduler_each is 'step' or 'epoch', not {scheduler_each!r}")
         self.job = job
         self.algorithm: AlgorithmName = algorithm
-        self.shape = LeafShape(model, optimizer, moving)
+        self.shape = LeafShape(model, optimizer, moving, bucket_bytes=bucket_bytes)
         self._optimizer = optimizer
         self._scheduler = scheduler
         self._each_epoch = scheduler_each == "epoch"
@@ -341,6 +362,14 @@ def _chosen(leaf: list[torch.Tensor], places: list[int]) -> list[torch.Tensor]:
     return [leaf[place] for place in places]
 
 
+def _on_a_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
 def _samples(part: Portion) -> Any:
     return torch.from_numpy(part.indices) if part.samples is None else part.samples
 
@@ -385,15 +414,17 @@ class _StepOfLoop:
         """Whether the step is committed, and the optimizer has stepped."""
         return self._attempt.committed
 
-    def backward(self, loss: torch.Tensor) -> None:
+    def backward(self, loss: torch.Tensor, *, more: bool = False) -> None:
         """Compute the gradients of a shard, or of a part of it; gradients and losses of several calls add up.
 
         Args:
             loss: The mean over the samples of this shard, a scalar.
+            more: Further calls for this shard follow. Only needed with `bucket_bytes`.
         Raises:
-            LocalError: It is no scalar; or no shard is being computed.
+            LocalError: It is no scalar; or no shard is being computed; or with `bucket_bytes` the call before was the
+                last one, or a gradient comes twice in it.
         """
-        self._attempt.backward(loss)
+        self._attempt.backward(loss, more=more)
 
 
 class TrainingStep(_StepOfLoop):
@@ -459,6 +490,7 @@ class Training:
         checkpoints: CheckpointPolicy | None = None,
         moving: Sequence[str] = (),
         algorithm: AlgorithmName = "auto",
+        bucket_bytes: int = 0,
     ) -> None:
         """Say what is trained, equally on every rank, and register it as the job's state. Nothing is sent yet.
 
@@ -477,6 +509,9 @@ class Training:
             checkpoints: When and where they are written, by all ranks together; found again at the start.
             moving: Names of further buffers that a forward pass moves.
             algorithm: As in `Group.all_reduce`. Changes no bits.
+            bucket_bytes: Gradients travel while the backward pass of a rank's last shard goes on, whenever so many of
+                their bytes are there (25 << 20 is a good size); 0: all when the step is reduced. Changes no bits. A
+                shard with several calls of `backward` then says which is the last (`more`).
         Raises:
             LocalError: An argument is invalid.
         """
@@ -484,7 +519,7 @@ class Training:
         self._loop = _Loop(
             job.run(_itself), model, optimizer, data, batch_size=batch_size, shards=shards, loader=loader,
             scheduler=scheduler, scheduler_each=scheduler_each, checkpoints=checkpoints, moving=moving,
-            algorithm=algorithm,
+            algorithm=algorithm, bucket_bytes=bucket_bytes,
         )  # fmt: skip
 
     def steps(self, count: int) -> Iterator[TrainingStep]:
@@ -545,11 +580,13 @@ class AsyncTraining:
         checkpoints: CheckpointPolicy | None = None,
         moving: Sequence[str] = (),
         algorithm: AlgorithmName = "auto",
+        bucket_bytes: int = 0,
     ) -> None:
         """Say what is trained; arguments and errors are those of `Training`."""
         self._loop = _Loop(
             job, model, optimizer, data, batch_size=batch_size, shards=shards, loader=loader, scheduler=scheduler,
             scheduler_each=scheduler_each, checkpoints=checkpoints, moving=moving, algorithm=algorithm,
+            bucket_bytes=bucket_bytes,
         )  # fmt: skip
 
     def steps(self, count: int) -> AsyncIterator[AsyncTrainingStep]:

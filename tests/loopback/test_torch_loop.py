@@ -15,6 +15,7 @@ from quicoll.launch.supervisor import Supervisor
 
 pytestmark = [pytest.mark.loopback, pytest.mark.slow]
 
+HELPERS = Path(__file__).parents[1] / "helpers"
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
@@ -46,6 +47,22 @@ async def test_one_two_and_three_processes_end_with_one_digest_though_one_is_kil
     alone = await digests(1)
     assert await digests(2) == alone
     assert await digests(3, kill=True) == alone
+
+
+async def test_a_blocking_loop_has_the_same_bits_when_its_gradients_travel_in_the_backward_pass() -> None:
+    ends: list[set[str]] = []
+    for workers, bucket_bytes in ((1, 0), (2, 20_000)):
+        lines: list[str] = []
+        supervisor = Supervisor(
+            [sys.executable, str(HELPERS / "torch_early.py"), str(bucket_bytes)],
+            workers=workers, seed=7, output=lambda node, line, lines=lines: lines.append(line),
+        )  # fmt: skip
+        outcome = await supervisor.run()
+        assert outcome.exit_status == 0, "\n".join(lines)
+        ends.append({line.split("digest ")[1] for line in lines if "digest" in line})
+    (alone,), (together,) = ends
+    assert alone.split()[0] == together.split()[0]
+    assert (alone.split("early ")[1], together.split("early ")[1]) == ("[]", "[3]")
 
 
 def test_the_ported_loop_differs_from_the_ordinary_one_in_ten_lines() -> None:

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from depth import deep
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from quicoll.errors import LocalError
 from quicoll.sim import Settings, Simulation
@@ -86,7 +88,8 @@ def trained(
                         for part in range(accumulate or 1):
                             rows = slice(part, None, accumulate)
                             share = len(x[rows]) / len(x)
-                            step.backward(functional.mse_loss(model(x[rows])[:, 0].float(), y[rows]) * share)
+                            loss = functional.mse_loss(model(x[rows])[:, 0].float(), y[rows]) * share
+                            step.backward(loss, more=part + 1 < (accumulate or 1))
                 await asyncio.sleep(pace)
                 if clip:
                     await step.reduce()
@@ -129,6 +132,23 @@ def test_the_bits_are_those_of_one_rank_on_any_number_of_them(case: str) -> None
         assert trained(ranks, **CASES[case]) == alone, ranks
 
 
+@pytest.mark.parametrize("case", deep(list(CASES)[:4], list(CASES)))
+def test_gradients_that_travel_in_the_backward_pass_have_the_same_bits(case: str) -> None:
+    alone = trained(1, **CASES[case])
+    for ranks, bucket_bytes in deep([(3, 100)], [(1, 1), (3, 100), (8, 1)]):
+        assert trained(ranks, bucket_bytes=bucket_bytes, **CASES[case]) == alone, ranks
+
+
+def test_a_rank_that_is_killed_while_gradients_travel_changes_no_bit() -> None:
+    def events(sim: Simulation) -> None:
+        for number in range(6):
+            sim.at(0.4 + 1.3 * number).crash(1)
+            sim.at(0.9 + 1.3 * number).restart(1)
+
+    case: dict[str, Any] = {"make": of_dropout_and_running_means, "samples": 80, "batch_size": 32}
+    assert trained(3, events=events, pace=0.25, bucket_bytes=1, **case)[0] == trained(1, **case)[0]
+
+
 def test_a_rank_that_is_killed_and_comes_back_changes_no_bit() -> None:
     def events(sim: Simulation) -> None:
         sim.at(0.5).crash(1)
@@ -138,14 +158,14 @@ def test_a_rank_that_is_killed_and_comes_back_changes_no_bit() -> None:
     assert trained(3, events=events, pace=0.25, **case)[0] == trained(1, **case)[0]
 
 
-def wrong(body: Callable[[AsyncTraining, torch.nn.Module], Any]) -> str:
+def wrong(body: Callable[[AsyncTraining, torch.nn.Module], Any], **options: Any) -> str:
     """Run a wrong loop on one rank of two, a right one on the other; what the wrong one is told."""
     said: list[str] = []
 
     async def worker(job: Job, _: Simulation) -> None:
         model = of_ordinary_layers()
         training = AsyncTraining(
-            job, model, torch.optim.SGD(model.parameters(), lr=0.1), Points(), batch_size=16, shards=8
+            job, model, torch.optim.SGD(model.parameters(), lr=0.1), Points(), batch_size=16, shards=8, **options
         )
         weights = [value.clone() for value in model.parameters()]
         if job.rank == 0:
@@ -224,6 +244,32 @@ def test_a_loop_that_is_wrong_is_told_so_changes_nothing_and_costs_the_others_on
     assert words in wrong(body)
 
 
+async def two_last_passes(training: AsyncTraining, model: nn.Module) -> None:
+    async for step in training.steps(1):
+        async with step:
+            for x, y in step.shards:
+                for half in (slice(0, 1), slice(1, 2)):
+                    step.backward(functional.mse_loss(model(x[half])[:, 0], y[half]) / 2)
+
+
+async def a_gradient_that_comes_twice(training: AsyncTraining, model: nn.Module) -> None:
+    async for step in training.steps(1):
+        async with step:
+            for x, y in step.shards:
+                again = checkpoint(model, x.requires_grad_(), use_reentrant=True)
+                step.backward(functional.mse_loss(model(x)[:, 0], y) + again.mean())
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [(two_last_passes, "but its last says more=True"), (a_gradient_that_comes_twice, "came again after")],
+)
+def test_a_gradient_that_comes_after_its_bucket_was_sent_is_an_error_and_nothing_is_applied(
+    body: Callable[[AsyncTraining, nn.Module], Any], words: str
+) -> None:
+    assert words in wrong(body, bucket_bytes=1)
+
+
 def test_a_rank_with_another_model_is_refused_by_name_and_the_others_train() -> None:
     committed: list[int] = []
     refused: list[str] = []
@@ -261,6 +307,7 @@ def test_a_rank_with_another_model_is_refused_by_name_and_the_others_train() -> 
         ({"data": 5, "shards": 8, "batch_size": 16}, "this is a int"),
         ({"batch_size": 16, "shards": 8, "scheduler_each": "day"}, "'step' or 'epoch', not 'day'"),
         ({"batch_size": 16, "shards": 8, "moving": ["mean"]}, "no buffer 'mean'"),
+        ({"batch_size": 16, "shards": 8, "bucket_bytes": -1}, "bucket_bytes is 0 or more"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_when_it_is_said(options: dict[str, Any], words: str) -> None:
