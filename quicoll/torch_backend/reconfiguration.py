@@ -51,18 +51,24 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
+from torch._C._distributed_c10d import ErrorType
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # public, though not in its __all__
 
 from quicoll.errors import LocalError, Mismatch, PeerError, QuicollError
 from quicoll.rendezvous.stores import GivenStore
-from quicoll.torch_backend.asked import seconds_of
+from quicoll.torch_backend.asked import Asked, seconds_of
 from quicoll.torch_backend.failures import for_torch, refused
 from quicoll.torch_backend.methods import Methods
 from quicoll.torch_backend.sessions import JobSession, coordinator_is_named, open_session, session_of_default_group
 from quicoll.torch_backend.work import OperationWork
 
 if TYPE_CHECKING:
+    import concurrent.futures
+
+    import torch
+
     from quicoll.collectives.group import ThreadGroup
+    from quicoll.collectives.handle import Handle
 
 __all__ = ["DEFAULT_S", "Reconfigurable", "StorePlace", "read_handles"]
 
@@ -109,6 +115,7 @@ class Reconfigurable(Methods):
         self._aborts = 0
         self._former = ""  # name of the session that is, or was, at work
         self._attempts = 0  # to shrink it
+        self._failed = False
         self._ended = False
         self._session: JobSession | None = None
         self._owner = True
@@ -155,6 +162,17 @@ class Reconfigurable(Methods):
         self._aborts += 1
         if self._owner and self._session is not None:
             self._session.close(reason="aborted", patience=0.0, finished=False)
+
+    def get_error(self) -> ErrorType:
+        """Return whether the group works: SUCCESS, or COMM_ERROR where it has no view or an operation of it has failed.
+
+        For who does not look at each operation, as torchft's Manager. It says nothing of what is under way, and leaves
+        out receives from any rank.
+        """
+        session = self._session
+        if session is None or not session.alive or self._failed:
+            return ErrorType.COMM_ERROR
+        return ErrorType.SUCCESS
 
     # -- other members -------------------------------------------------------------------------------------------
 
@@ -235,6 +253,31 @@ class Reconfigurable(Methods):
 
     # -- inside --------------------------------------------------------------------------------------------------
 
+    def _start(
+        self,
+        name: str,
+        tensors: list[torch.Tensor],
+        issue: Callable[[float], Sequence[Handle[Any]]],
+        finish: Callable[[list[Any]], object],
+        asked: Asked,
+        *,
+        counted: bool = True,
+    ) -> OperationWork:
+        def watched(within: float) -> Sequence[Handle[Any]]:
+            group = self._group
+            handles = issue(within)
+            for handle in handles:
+                handle.add_done_callback(lambda ended: self._note(group, ended))
+            return handles
+
+        return super()._start(name, tensors, watched, finish, asked, counted=counted)
+
+    def _note(self, group: ThreadGroup, ended: concurrent.futures.Future[int]) -> None:
+        """On the engine's thread, or where an operation is issued that has ended by then."""
+        error = None if ended.cancelled() else ended.exception()
+        if error is not None and not getattr(error, "usable", False) and group is self._group:
+            self._failed = True
+
     def _done(self, name: str, within: float) -> OperationWork:
         return OperationWork(name, [], [], lambda _: None, within=within, engine_thread=self._engine_thread)
 
@@ -294,6 +337,7 @@ class Reconfigurable(Methods):
         with self._issuing:
             self._group = group
             self._receiving = {}
+            self._failed = False
             self._sequence = 0
             if rank is not None and size is not None:
                 self._own_rank, self._own_size = rank, size

@@ -53,6 +53,10 @@ def places(members: Members, *numbers: int) -> list[tuple[int, int]]:
     return [(members.groups[number].rank(), members.groups[number].size()) for number in numbers]
 
 
+def errors(members: Members, *numbers: int) -> list[str]:
+    return [members.groups[number].get_error().name for number in numbers]
+
+
 def gathered(group: Any, number: int) -> list[int]:
     rows = torch.zeros(group.size(), dtype=torch.int64)
     group.all_gather_single(rows, torch.tensor([number])).wait()
@@ -66,6 +70,7 @@ def test_the_members_and_their_order_are_those_of_the_list_and_the_group_stays(t
         assert isinstance(refused, quicoll.LocalError)
         assert "it waits for reconfigure" in str(refused)
     assert "it waits for reconfigure" in str(three.each(lambda group, _: group.shrink([1]), [0])[0])
+    assert errors(three, 0, 1, 2) == ["COMM_ERROR"] * 3
     three.join(0, 1, 2)
     assert places(three, 0, 1, 2) == [(0, 3), (1, 3), (2, 3)]
     assert three.each(lambda group, number: gathered(group, number)) == [[0, 1, 2]] * 3
@@ -75,7 +80,9 @@ def test_the_members_and_their_order_are_those_of_the_list_and_the_group_stays(t
     (left_out,) = three.each(lambda group, number: total(group, number), [1])
     assert isinstance(left_out, quicoll.PeerError)  # its view has lost the others
     assert isinstance(left_out, dist.DistBackendError)
+    assert errors(three, 0, 1, 2) == ["SUCCESS", "COMM_ERROR", "SUCCESS"]
     three.join(1, 2, 0)
+    assert errors(three, 0, 1, 2) == ["SUCCESS"] * 3
     assert three.each(lambda group, number: gathered(group, number)) == [[1, 2, 0]] * 3
     assert [group.get_reconfigure_handle() for group in three.groups] == handles
     assert all(group.supports_reconfigure for group in three.groups)
@@ -115,6 +122,7 @@ def test_an_abort_ends_what_is_under_way_everywhere(pair: Members) -> None:
     (other,) = pair.each(lambda *_: receiving.wait(), [1])
     assert isinstance(own, quicoll.QuicollError)
     assert isinstance(other, quicoll.PeerError)
+    assert errors(pair, 0) == ["COMM_ERROR"]
 
 
 def test_a_change_ends_what_is_under_way_and_keeps_what_has_come(pair: Members) -> None:
@@ -128,6 +136,7 @@ def test_a_change_ends_what_is_under_way_and_keeps_what_has_come(pair: Members) 
     for error in pair.each(lambda _, number: works[number].wait(), [0, 1]):
         assert isinstance(error, quicoll.QuicollError)
         assert isinstance(error, dist.DistBackendError)
+    assert errors(pair, 0, 1) == ["SUCCESS"] * 2  # what failed was of the former view
     assert pair.each(lambda group, number: total(group, number + 1), [0, 1]) == [3, 3]
 
 
