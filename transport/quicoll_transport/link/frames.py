@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
@@ -102,8 +101,7 @@ def channel_of(tag: bytes) -> tuple[int, int] | None:
     return channel, counter
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(msgspec.Struct, frozen=True):
     """The fixed header of a message.
 
     tag: 24 bytes that say which posted buffer it is for, opaque to the transport; or a channel's, see channel_tag.
