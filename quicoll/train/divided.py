@@ -63,7 +63,8 @@ class DivisibleTask(Task, Protocol):
     """
 
     def divide(self) -> Mapping[str, str]:
-        """Begin to work so. Called once, before any other method but `architecture` and `parameters`.
+        """Begin to work so. Called once, before any other method but `architecture` and `parameters`, and `forward` and
+        `backward` in a rehearsal (`quicoll.train.rehearse`).
 
         Returns:
             What is kept for each element: element types by name, as `{"m": "float32", "v": "float32"}`. All begin with
