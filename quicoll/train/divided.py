@@ -220,6 +220,7 @@ class Moments:
         if self._directory is not None:
             storage = storage_at(self._directory)
             self._open = Stored(storage.path(manifest_name(step)), manifest, storage)
+            self._looked = step
 
 
 def _divisible(task: Task) -> TypeGuard[DivisibleTask]:

@@ -373,10 +373,10 @@ class Machines:
 @pytest.mark.parametrize(
     ("ranks", "lost", "moved"),
     [
+        (5, "worker-0", ""),  # a node was replaced, and two are new
+        (3, "worker-1", ""),
         (2, "", ""),  # fewer: the third one's disk is gone with it
         (2, "worker-1", "worker-2"),  # and one of them stands on another machine now
-        (3, "worker-1", ""),  # a node was replaced
-        (5, "worker-0", ""),  # and two are new
     ],
 )
 def test_a_job_that_was_killed_whole_goes_on_from_what_is_on_any_of_its_disks(
