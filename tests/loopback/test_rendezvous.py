@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -143,6 +144,24 @@ async def test_each_rank_keeps_its_key_and_gets_a_certificate_of_one_authority(t
     assert all(found.trust == met[0][1].trust for _, found in met)
     assert len(gone) == 3
     assert not any(map(os.path.exists, gone))
+
+
+LEAVING = """
+import subprocess, sys
+from quicoll.rendezvous.meeting import _leave
+
+process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], stdout=-3, stderr=-3)
+_leave(process)
+print(process.pid)
+"""
+
+
+@pytest.mark.slow
+def test_a_program_that_leaves_its_coordinator_to_itself_ends_without_a_warning() -> None:
+    command = [sys.executable, "-W", "error", "-c", LEAVING]
+    ended = subprocess.run(command, env=clean({}), capture_output=True, text=True, timeout=500, check=True)
+    os.kill(int(ended.stdout), signal.SIGKILL)
+    assert ended.stderr == ""
 
 
 async def test_two_ranks_of_one_name_are_told(tmp_path: Path) -> None:
