@@ -56,14 +56,14 @@ async def test_ranks_meet_at_their_mapped_ports_and_the_coordinator_at_its_own(t
                     job="alpha",
                     listen=f"127.0.0.1:{port}",
                     advertise=f"127.0.0.1:{mapped.port}",
-                    join_timeout=20.0,
+                    join_timeout=100.0,
                     observer=lambda event: told.append(event.fields) if event.kind == "listening" else None,
                 ) as job:
                     addresses = {member.node: member.addresses for member in job.view.members}
                     assert addresses[node] == (("127.0.0.1", mapped.port),)
                     return int((await job.group.all_reduce(np.ones(100_000)))[0])
 
-            join = partial(asyncio.wait_for, timeout=30)
+            join = partial(asyncio.wait_for, timeout=100)
             sums = await join(asyncio.gather(member("a", ports[0], a), member("b", ports[1], b)))
             assert sums == [2, 2]
             assert gate.count > 4
