@@ -264,7 +264,7 @@ def test_a_signal_handler_that_raises_ends_a_wait_and_cancels_its_operation() ->
         began = time.monotonic()
         with pytest.raises(PeerError, match="was cancelled"):
             group.barrier()
-        assert time.monotonic() - began < 40
+        assert time.monotonic() - began < 200  # its deadline is 300
     finally:
         signal.signal(signal.SIGUSR1, before)
         over.set()

@@ -63,7 +63,7 @@ def test_all_who_are_left_are_told_who_was_lost(tmp_path: Path) -> None:
     for rank in (0, 1):
         found = json.loads((tmp_path / f"told{rank}.json").read_text())
         assert found["told"] == [["PeerError", "worker-2", ["worker-2"]]] * 3
-        assert found["seconds"] < 60
+        assert found["seconds"] < 150  # the deadline is 200
 
 
 def read_by(program: Path, directory: Path, ranks: int) -> tuple[str, set[str]]:
