@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch_processes import LOST_AFTER
 
 from quicoll import Config, LocalError, PeerError
 from quicoll.rendezvous.meeting import meet_ranks, meets
@@ -28,7 +29,7 @@ def clean(extra: Mapping[str, str]) -> dict[str, str]:
     others = ("QUICOLL_", "SLURM_", "TORCHELASTIC_", "OMPI_", "PMI_", "RANK", "WORLD_SIZE", "MASTER_", "LOCAL_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(others)}
     path = os.pathsep.join([str(ROOT), str(ROOT / "transport"), os.environ.get("PYTHONPATH", "")])
-    return {**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **extra}
+    return {**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "QUICOLL_LOST_AFTER": LOST_AFTER, **extra}
 
 
 def task(rank: int, directory: Path, **more: str) -> dict[str, str]:

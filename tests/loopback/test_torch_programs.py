@@ -13,7 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch_processes import environment  # noqa: E402 - after the check that there is a torch
+from torch_processes import LOST_AFTER, environment  # noqa: E402 - after the check that there is a torch
 
 ROOT = Path(__file__).parents[2]
 HELPERS = ROOT / "tests" / "helpers"
@@ -115,6 +115,8 @@ def test_layers_divided_among_two_pairs_train_as_one_process_does() -> None:
         "run",
         "-n",
         "4",
+        "--lost-after",
+        LOST_AFTER,
         str(ROOT / "examples" / "tensor_parallel.py"),
     ]
     launched = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=LIMIT_S, check=False)
