@@ -360,16 +360,20 @@ def the_group_is_made_again_after_its_end(directory: Path) -> None:
 
 
 @check
-def who_does_not_come_is_named_on_all_ranks_and_no_call_blocks(_: Path) -> None:
+def who_does_not_come_is_named_on_all_ranks_and_no_call_blocks(directory: Path) -> None:
     began = time.monotonic()
+    told = directory / "told0"
     with expecting(quicoll.PeerError) as found:
         if RANK == 1:
-            time.sleep(2.5)
+            while not told.exists() and time.monotonic() - began < 100:  # else both would have called, and not the same
+                time.sleep(0.01)
             dist.barrier()
         else:
             group = dist.group.WORLD
             assert group is not None
             group.allreduce([torch.ones(1)], _within(1.0)).wait()
+    if RANK == 0:
+        told.touch()
     assert time.monotonic() - began < 100
     assert "rank 1 (worker-1) did not call" in str(found[0])
     assert isinstance(found[0], dist.DistBackendError)

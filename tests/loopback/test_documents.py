@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch_processes import LOST_AFTER
 
 import quicoll
 import quicoll_transport
@@ -133,7 +134,9 @@ async def train(job, steps):
 
 async def script(block: str, directory: Path) -> None:
     (directory / "allreduce.py").write_text(block)
-    said = program("-m", "quicoll.cli.main", "run", "-n", "2", "allreduce.py", cwd=directory)
+    said = program(
+        "-m", "quicoll.cli.main", "run", "-n", "2", "--lost-after", LOST_AFTER, "allreduce.py", cwd=directory
+    )
     assert sorted(line for line in said.splitlines() if "rank " in line) == [
         "[worker-0] rank 0 of 2: [3. 3. 3.]",
         "[worker-1] rank 1 of 2: [3. 3. 3.]",
@@ -315,7 +318,7 @@ async def a_worker(block: str, directory: Path) -> None:
 
 async def without_asyncio(block: str, directory: Path) -> None:
     (directory / "mean.py").write_text(block)
-    said = program("-m", "quicoll.cli.main", "run", "-n", "2", "mean.py", cwd=directory)
+    said = program("-m", "quicoll.cli.main", "run", "-n", "2", "--lost-after", LOST_AFTER, "mean.py", cwd=directory)
     assert sorted(line for line in said.splitlines() if " after step " in line) == [
         "[worker-0] rank 0: 3.500 after step 30",
         "[worker-1] rank 1: 3.500 after step 30",
@@ -330,7 +333,8 @@ async def by_name(block: str, directory: Path) -> None:
         "x = torch.ones(2)\ndist.all_reduce(x)\nprint(f'sum {x.tolist()}\\n', end='')\ndist.destroy_process_group()\n"
     )
     (directory / "train.py").write_text(head + block + tail)
-    said = program("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "train.py", cwd=directory)
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "train.py"]
+    said = program(*command, cwd=directory, QUICOLL_LOST_AFTER=LOST_AFTER)
     assert said.count("sum [2.0, 2.0]") == 2
 
 
@@ -352,7 +356,7 @@ def loss_of(model, x, y):
 assert not torch.equal(first, net.weight)
 dist.destroy_process_group()
 """
-    program("-c", code, cwd=directory)
+    program("-c", code, cwd=directory, QUICOLL_LOST_AFTER=LOST_AFTER)
 
 
 async def routed(block: str, directory: Path) -> None:
@@ -369,7 +373,7 @@ def one(group):
     y.sum().backward()
     assert torch.equal(y, x.detach() ** 2) and torch.equal(x.grad, 2 * x.detach())
 async def main():
-    async with cluster(2) as jobs:
+    async with cluster(2, lost_after={LOST_AFTER}) as jobs:
         await asyncio.gather(*(asyncio.to_thread(one, job.group) for job in jobs))
 asyncio.run(main())
 """
@@ -391,7 +395,7 @@ def one(group):
 {textwrap.indent(block.replace("[nn.Linear(32, 32) for _ in range(8)]", "all_experts"), "    ")}
     return y
 async def main():
-    async with cluster(2) as jobs:
+    async with cluster(2, lost_after={LOST_AFTER}) as jobs:
         found = torch.cat(await asyncio.gather(*(asyncio.to_thread(one, job.group) for job in jobs)))
     best = torch.topk(router(given), 2)
     for row, chosen, share, y in zip(given, best.indices.tolist(), torch.softmax(best.values, 1), found):

@@ -540,10 +540,11 @@ def test_who_does_not_come_is_named_when_the_time_has_passed() -> None:
 
 def test_a_lost_rank_ends_all_operations_of_the_others() -> None:
     with torch_ranks(3, lost_after=0.6) as three:
-        waiting = threading.Barrier(2)
+        waiting = threading.Barrier(3)
 
         def lose(group: Any, rank: int) -> Any:
             if rank == 2:
+                waiting.wait(60)  # the others' operations have begun
                 quicoll.testing.cut_network(three.jobs[2], seconds=600)
                 return None
             work = group.recv_anysource([torch.empty(1)], 0) if rank else group.allreduce([torch.ones(1)])
