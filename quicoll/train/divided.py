@@ -23,6 +23,7 @@ import numpy as np
 from quicoll.checkpoint.parts import Shard
 from quicoll.checkpoint.store import stored
 from quicoll.errors import CheckpointError, LocalError
+from quicoll.numerics.buffers import wrap, zeros
 from quicoll.state.sharded import Sharded
 from quicoll.train.task import Task
 
@@ -30,8 +31,9 @@ if TYPE_CHECKING:
     from quicoll.checkpoint.parts import Array
     from quicoll.checkpoint.storage import Place
     from quicoll.checkpoint.store import Stored
+    from quicoll.numerics.buffers import ArrayKind
 
-__all__ = ["Divide", "DivisibleTask", "Moments"]
+__all__ = ["Divide", "DivisibleTask", "Moments", "PieceArchive"]
 
 _NAME = "optimizer"
 _PREFIX = "divided."
@@ -93,6 +95,59 @@ class DivisibleTask(Task, Protocol):
         ...
 
 
+class PieceArchive:
+    """A divided state in checkpoints: each rank writes what it owns, and reads it by whatever bounds hold then."""
+
+    def __init__(self, prefix: str, directory: Place | None, kind: ArrayKind = "numpy") -> None:
+        """Say where it is.
+
+        Args:
+            prefix: What names of its pieces begin with there.
+            directory: Where checkpoints are; None: nowhere.
+            kind: Of what is read.
+        """
+        self._prefix = prefix
+        self._directory = directory
+        self._kind: ArrayKind = kind
+        self._open: Stored | None = None
+
+    def parts(self, sharded: Sharded) -> dict[str, Shard]:
+        """Return what this rank writes of a state in a checkpoint.
+
+        Args:
+            sharded: The state.
+        """
+        spec, mine = sharded.pieces.spec, sharded.mine
+        if mine.start == mine.stop:
+            return {}
+        return {f"{self._prefix}{name}": Shard(sharded[name], (spec.length,), (mine.start,)) for name in spec.dtypes}
+
+    def read(self, sharded: Sharded, step: int, name: str, start: int, stop: int) -> Any:
+        """Read elements as they are after a step: zeros at the start, else from the checkpoint of that step.
+
+        Args:
+            sharded: The state.
+            step: After which.
+            name: Of the piece.
+            start: The first element.
+            stop: The one after the last.
+        Returns:
+            The elements.
+        Raises:
+            CheckpointError: There is no such checkpoint, or it is damaged.
+        """
+        if not step:
+            dtype = sharded.pieces.spec.dtypes[name]
+            return wrap(zeros(stop - start, dtype), dtype, (stop - start,), self._kind)
+        if self._directory is None:
+            raise CheckpointError("no directory of checkpoints is given")
+        if self._open is None or self._open.step != step:
+            self._open = next((each for each in stored(self._directory) if each.step == step), None)
+        if self._open is None:
+            raise CheckpointError(f"there is no checkpoint of step {step}", path=str(self._directory))
+        return self._open.read(f"{self._prefix}{name}", offset=(start,), shape=(stop - start,))
+
+
 class Moments:
     """What a worker does with a state that is divided.
 
@@ -122,8 +177,7 @@ class Moments:
             raise LocalError(f"{type(task).__name__} keeps no state for its parameters: there is nothing to divide")
         self.sharded = Sharded(size, pieces, blocks=divide.blocks, backup=divide.backup, read=self._read)
         self._names = list(pieces)
-        self._directory = directory
-        self._open: Stored | None = None
+        self._archive = PieceArchive(_PREFIX, directory)
 
     @property
     def named(self) -> dict[str, Sharded]:
@@ -167,22 +221,10 @@ class Moments:
 
     def parts(self) -> dict[str, Shard]:
         """Return what this rank writes of it in a checkpoint."""
-        mine, size = self.sharded.mine, self.sharded.pieces.spec.length
-        if mine.start == mine.stop:
-            return {}
-        return {f"{_PREFIX}{name}": Shard(self.sharded[name], (size,), (mine.start,)) for name in self._names}
+        return self._archive.parts(self.sharded)
 
     def _read(self, step: int, name: str, start: int, stop: int) -> Any:
-        """Read elements as they are after a step: zeros at the start, else from the checkpoint of that step."""
-        if not step:
-            return np.zeros(stop - start, self.sharded.pieces.spec.dtypes[name].storage)
-        if self._directory is None:
-            raise CheckpointError("no directory of checkpoints is given")
-        if self._open is None or self._open.step != step:
-            self._open = next((each for each in stored(self._directory) if each.step == step), None)
-        if self._open is None:
-            raise CheckpointError(f"there is no checkpoint of step {step}", path=str(self._directory))
-        return self._open.read(f"{_PREFIX}{name}", offset=(start,), shape=(stop - start,))
+        return self._archive.read(self.sharded, step, name, start, stop)
 
 
 def _divisible(task: Task) -> TypeGuard[DivisibleTask]:

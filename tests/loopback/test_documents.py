@@ -334,6 +334,34 @@ async def by_name(block: str, directory: Path) -> None:
     assert said.count("sum [2.0, 2.0]") == 2
 
 
+async def divided_loop(block: str, directory: Path) -> None:
+    """Two ranks; the parameters in the end are those of the loop without `divide`, on one."""
+
+    def looped(made: str, ranks: int) -> set[str]:
+        code = f"""
+import quicoll.blocking, quicoll.checkpoint, quicoll.torch, quicoll.train
+import torch
+torch.manual_seed(1)
+torch.set_num_threads(1)
+dataset = torch.utils.data.TensorDataset(torch.randn(256, 16), torch.arange(256) % 4)
+model = torch.nn.Linear(16, 4)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+with quicoll.blocking.join() as job:
+{textwrap.indent(made, "    ")}
+    for step in training.epochs(1):
+        with step:
+            for x, y in step.shards:
+                step.backward(torch.nn.functional.cross_entropy(model(x), y))
+    print(f"{{len(optimizer.state)}} states, digest {{quicoll.checkpoint.digest(model.state_dict())}}")
+"""
+        (directory / "loop.py").write_text(code)
+        said = program("-m", "quicoll.cli.main", "run", "-n", str(ranks), "--seed", "7", "loop.py", cwd=directory)
+        return {line.split("] ")[-1] for line in said.splitlines() if "digest" in line}
+
+    (alone,) = looped("training = quicoll.torch.Training(job, model, optimizer, dataset, batch_size=64, shards=8)", 1)
+    assert looped(block, 2) == {alone.replace("2 states", "0 states")}
+
+
 async def hooked(block: str, directory: Path) -> None:
     code = f"""
 import torch
@@ -452,6 +480,7 @@ RUNS: dict[str, Run] = {
     "docs/messages.md: async def main():": alone,
     "docs/simulation.md: def split(sim):": scenarios,
     'docs/tiers.md: cold = job.shared_state("archive", consistency="eventual")': tiers,
+    "docs/torch.md: training = quicoll.torch.Training(": divided_loop,
     "docs/torch.md: model = DistributedDataParallel(net)": hooked,
     "docs/torch.md: tokens, came = functional.all_to_all(x, group, counts=counts": routed,
     "docs/torch.md: experts = quicoll.torch.Experts([nn.Linear(32, 32) for _ in ": mixed,
