@@ -19,6 +19,7 @@ from quicoll.torch.ddp import CanonicalHook
 from quicoll.torch.experts import Experts
 from quicoll.torch.fsdp import carry_shards
 from quicoll.torch.model_state import ModelState, state_of
+from quicoll.torch.recomputation import recomputed
 from quicoll.torch.training import AsyncTraining, AsyncTrainingStep, Training, TrainingStep
 
 __all__ = [
@@ -32,5 +33,6 @@ __all__ = [
     "carry_shards",
     "functional",
     "parallel",
+    "recomputed",
     "state_of",
 ]

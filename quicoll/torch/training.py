@@ -49,7 +49,7 @@ import torch
 from quicoll.checks import whole
 from quicoll.data.feed import Feed
 from quicoll.data.sampler import Sampler
-from quicoll.errors import JobDone, LocalError, Partitioned, StepAborted, Terminated
+from quicoll.errors import Corrupted, JobDone, LocalError, Partitioned, StepAborted, Terminated
 from quicoll.torch.divided_optimizer import DividedOptimizer
 from quicoll.torch.leaves import LeafRecorder, LeafShape
 from quicoll.torch.model_state import state_of
@@ -131,7 +131,15 @@ class _Attempt:
         self._recorder.over()
 
     def backward(self, loss: torch.Tensor) -> None:
-        self._recorder.backward(loss)
+        try:
+            self._recorder.backward(loss)
+        except Corrupted as error:
+            if error.step is not None:
+                raise
+            here = self._loop.job  # what was computed again here does not know in which step
+            raise Corrupted(
+                error.message, rank=here.rank, node=here.node, view=here.view.view_id, step=self.number
+            ) from error
 
     async def reduce(self) -> None:
         if not self._entered or self._left:

@@ -429,6 +429,34 @@ asyncio.run(main())
     program("-c", code, cwd=directory)
 
 
+async def computed_again(block: str, directory: Path) -> None:
+    """A block of two ranks whose gradients are those of the layers that it was made of."""
+    code = f"""
+import asyncio
+import torch
+from torch import nn
+import quicoll.torch
+from quicoll.testing import cluster
+from quicoll.torch.parallel import ParallelMLP
+torch.manual_seed(0)
+up, down, given = nn.Linear(8, 12), nn.Linear(12, 8), torch.randn(3, 8)
+def one(group):
+    block, x = ParallelMLP(up, down, group), given.clone().requires_grad_()
+{textwrap.indent(block, "    ")}
+    y.square().sum().backward()
+    return x.grad
+async def main():
+    async with cluster(2) as jobs:
+        found = await asyncio.gather(*(asyncio.to_thread(one, job.group) for job in jobs))
+    x = given.clone().requires_grad_()
+    down(nn.functional.gelu(up(x))).square().sum().backward()
+    assert torch.equal(*found)
+    torch.testing.assert_close(found[0], x.grad)
+asyncio.run(main())
+"""
+    program("-c", code, cwd=directory)
+
+
 async def checkpoints(block: str, directory: Path) -> None:
     """Two ranks, then three that go on from what these have saved."""
 
@@ -484,6 +512,7 @@ RUNS: dict[str, Run] = {
     "docs/torch.md: model = DistributedDataParallel(net)": hooked,
     "docs/torch.md: tokens, came = functional.all_to_all(x, group, counts=counts": routed,
     "docs/torch.md: experts = quicoll.torch.Experts([nn.Linear(32, 32) for _ in ": mixed,
+    "docs/torch.md: y = quicoll.torch.recomputed(block, x, group=group, check=Tr": computed_again,
     'docs/torch_backend.md: dist.init_process_group("quicoll")  # instead of "gloo"': by_name,
     "docs/training.md: sampler = quicoll.data.Sampler(len(points), batch_size=16, s": sampled,
     'docs/training.md: moments = quicoll.Sharded(len(weights), {"m": "float32", "v"': divided,
