@@ -23,8 +23,8 @@ Invariants. The second pass has the bits of the first one:
 
 Failures. An input that was written in place since, where it is not divided: LocalError. A second pass of other bits
 (`check`): Corrupted, which names the block and the rank, by the backward pass; it is a function that is no function of
-its inputs, or a memory or processor that fails; `quicoll.torch.Training` adds the step, and begins it again. Inputs that
-are not equal on all ranks, though divided (`check`): the same, before anything is computed of them. A rank that is
+its inputs, or a memory or processor that fails. `quicoll.torch.Training` adds the step, and begins it again. Inputs
+that are not equal on all ranks, though divided (`check`): the same, before anything is computed of them. A rank that is
 lost: as `quicoll.torch.functional`.
 """
 

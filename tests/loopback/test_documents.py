@@ -457,6 +457,31 @@ asyncio.run(main())
     program("-c", code, cwd=directory)
 
 
+async def meshed(block: str, directory: Path) -> None:
+    code = f"""
+import quicoll.blocking
+import quicoll.torch
+import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+torch.manual_seed(0)
+torch.set_num_threads(1)
+model = nn.Sequential()
+model.up, model.down, x = nn.Linear(8, 12), nn.Linear(12, 8), torch.randn(3, 8)
+y = model(x)
+with quicoll.blocking.join() as job:
+{textwrap.indent(block, "    ")}
+    print(f"rank {{job.rank}} has", *(tuple(each.to_local().shape) for each in model.parameters()))
+    torch.testing.assert_close(model(x), y)
+"""
+    (directory / "mesh.py").write_text(code)
+    said = program("-m", "quicoll.cli.main", "run", "-n", "4", "mesh.py", cwd=directory)
+    assert sorted(line.split("] ")[-1] for line in said.splitlines() if " has " in line) == [
+        f"rank {rank} has (3, 8) (3,) (4, 6) (4,)" for rank in range(4)
+    ]
+
+
 async def checkpoints(block: str, directory: Path) -> None:
     """Two ranks, then three that go on from what these have saved."""
 
@@ -512,6 +537,7 @@ RUNS: dict[str, Run] = {
     "docs/torch.md: model = DistributedDataParallel(net)": hooked,
     "docs/torch.md: tokens, came = functional.all_to_all(x, group, counts=counts": routed,
     "docs/torch.md: experts = quicoll.torch.Experts([nn.Linear(32, 32) for _ in ": mixed,
+    'docs/torch.md: mesh = quicoll.torch.device_mesh(job.group, (2, 2), ("dp", "': meshed,
     "docs/torch.md: y = quicoll.torch.recomputed(block, x, group=group, check=Tr": computed_again,
     'docs/torch_backend.md: dist.init_process_group("quicoll")  # instead of "gloo"': by_name,
     "docs/training.md: sampler = quicoll.data.Sampler(len(points), batch_size=16, s": sampled,
