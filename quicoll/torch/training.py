@@ -10,7 +10,8 @@
 
 What a shard's passes compute depends on the state, the shard and its samples alone (quicoll.torch.leaves); the mean
 over shards has the bits of the canonical order (quicoll.collectives); the optimizer steps when the step is committed,
-with what `.grad` holds then. So the state after a committed step has the same bits on any number of ranks.
+with what `.grad` holds then. So the state after a committed step has the same bits on any number of ranks. Where the
+optimizer's state is divided between the ranks, `quicoll.torch.divided_optimizer` steps in its place.
 
 States of an attempt, which is what a loop is given:
 
@@ -25,6 +26,7 @@ that the job is over. StepAborted never reaches the program; what ends the job d
 Invariants.
 1. Parameters, buffers, optimizer, scheduler and the data's position change in the callback of a committed step, and
    nowhere else. Between `reduce` and the end of its `with`, `.grad` is the program's.
+   With a divided optimizer state `.grad` is taken at the end of `with`, before the vote.
 2. An attempt that is not committed leaves no gradient behind, and torch's generators where they were.
 3. Every rank issues the same collectives in a step, an all_reduce for each dtype of a leaf, also where it has no shard.
 
@@ -40,14 +42,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
 
 import torch
 
 from quicoll.checks import whole
 from quicoll.data.feed import Feed
 from quicoll.data.sampler import Sampler
-from quicoll.errors import JobDone, LocalError, Partitioned, StepAborted, Terminated
+from quicoll.errors import Corrupted, JobDone, LocalError, Partitioned, StepAborted, Terminated
+from quicoll.torch.divided_optimizer import DividedOptimizer
 from quicoll.torch.early import EarlyGradients
 from quicoll.torch.leaves import LeafRecorder, LeafShape
 from quicoll.torch.model_state import state_of
@@ -66,6 +70,7 @@ if TYPE_CHECKING:
     from quicoll.numerics.seed import Seed
     from quicoll.plan.schedule import AlgorithmName
     from quicoll.step.context import Step
+    from quicoll.train.divided import Divide
     from quicoll.train.saver import CheckpointPolicy
 
 __all__ = ["AsyncTraining", "AsyncTrainingStep", "Training", "TrainingStep"]
@@ -73,6 +78,8 @@ __all__ = ["AsyncTraining", "AsyncTrainingStep", "Training", "TrainingStep"]
 _log = logging.getLogger("quicoll.torch")
 
 T = TypeVar("T")
+
+_Averaging: TypeAlias = "Handle[list[torch.Tensor]]"
 
 SchedulerEach = Literal["step", "epoch"]
 
@@ -96,8 +103,8 @@ class _Attempt:
         self._recorder = LeafRecorder(loop.shape)
         self._shards = loop.job.group.shards(loop.shards)
         self._portions: Sequence[Portion] | None = None
-        self._mean: list[torch.Tensor] = []  # as long as a leaf, once it is there
-        self._handles: list[Handle[list[torch.Tensor]]] = []  # of the runs of a leaf that are under way
+        self._rest: list[torch.Tensor] = []  # the mean of what a leaf has beside gradients, once it is there
+        self._handles: list[_Averaging] = []  # of the runs of a leaf that are under way
         self._begun = self._entered = self._left = False
         self.number = step.number
         self.shard: int | None = None
@@ -132,7 +139,15 @@ class _Attempt:
         self._recorder.over()
 
     def backward(self, loss: torch.Tensor, *, more: bool) -> None:
-        self._recorder.backward(loss, more=more)
+        try:
+            self._recorder.backward(loss, more=more)
+        except Corrupted as error:
+            if error.step is not None:
+                raise
+            here = self._loop.job  # what was computed again here does not know in which step
+            raise Corrupted(
+                error.message, rank=here.rank, node=here.node, view=here.view.view_id, step=self.number
+            ) from error
 
     def _early_gradients(self, weight: float) -> EarlyGradients:
         """Those of the last shard: a bucket is reduced with what the shards before have of it."""
@@ -140,37 +155,70 @@ class _Attempt:
 
         def issue(number: int, gradients: list[torch.Tensor]) -> None:
             places = shape.early[number]
-            self._issue([*(_chosen(leaf, places) for leaf in before), gradients], gradients)
+            self._handles.append(self._averaging([*(_chosen(leaf, places) for leaf in before), gradients], gradients))
 
         return EarlyGradients(shape.parameters, shape.early, issue, weight=weight)
 
-    def _issue(self, leaves: list[list[torch.Tensor]], like: list[torch.Tensor]) -> None:
-        """Reduce the next run of the leaves, from the loop's thread or from one of torch's in a backward pass."""
+    def _averaging(self, leaves: list[list[torch.Tensor]], like: list[torch.Tensor]) -> _Averaging:
+        """Average a run of the leaves; called on the loop's thread, or on one of torch's in a backward pass."""
         loop = self._loop
         group = loop.job.group if _on_a_loop() else loop.job.group.for_threads()
-        self._handles.append(
-            group.all_reduce(self._shards.leaves(leaves, like=like), op="avg", algorithm=loop.algorithm)
-        )
+        return group.all_reduce(self._shards.leaves(leaves, like=like), op="avg", algorithm=loop.algorithm)
 
     async def reduce(self) -> None:
         if not self._entered or self._left:
             raise LocalError("a step is reduced within `with step:`")
-        if self._mean:
+        if self._rest:
             raise LocalError("a step is reduced once")
+        shape = self._loop.shape
+        mean = await self._averaged(self._computed(), shape.runs(), self._handles)
+        self._rest = shape.rest(mean)
+        self.loss = shape.put(mean)
+
+    def _computed(self) -> list[list[torch.Tensor]]:
+        """The leaves of all shards of this rank."""
         if self._recorder.computing or len(self._recorder.leaves) != len(self._shards):
             done = len(self._recorder.leaves)
             raise LocalError(f"{done} of the {len(self._shards)} shards of this rank are computed; all have to be")
+        return self._recorder.leaves
+
+    async def _averaged(
+        self, leaves: list[list[torch.Tensor]], runs: Sequence[Sequence[int]], early: Sequence[_Averaging] = ()
+    ) -> list[torch.Tensor]:
+        """The mean over all shards of the step of what stands at these places of a leaf, in the places' order.
+
+        early: of the first runs, which are under way.
+        """
         loop = self._loop
-        leaves, runs = self._recorder.leaves, loop.shape.runs()
         like = leaves[0] if leaves else loop.shape.zeros()
-        for run in runs[len(self._handles) :]:
-            self._issue([_chosen(leaf, run) for leaf in leaves], _chosen(like, run))
+        late = [
+            self._averaging([_chosen(leaf, run) for leaf in leaves], _chosen(like, run)) for run in runs[len(early) :]
+        ]
         mean: dict[int, torch.Tensor] = {}
-        for run, handle in zip(runs, self._handles, strict=True):
+        for run, handle in zip(runs, [*early, *late], strict=True):
             mean.update(zip(run, await handle, strict=True))
-        self._mean = [mean[place] for place in sorted(mean)]
-        self.loss = loop.shape.put(self._mean)
         leaves.clear()
+        return [mean[place] for place in sorted(mean)]
+
+    async def _update(self) -> Callable[[], None]:
+        """Do what has to be done before the vote; return what is left for the commit."""
+        divided, shape = self._loop.divided, self._loop.shape
+        if divided is None:
+            if not self._rest:
+                await self.reduce()
+            return self._loop.optimizer.step
+        if shape.early and not self._rest:  # gradients of all parameters are under way
+            await self.reduce()
+        if self._rest:  # and `.grad` is the program's
+            gradients = [parameter.grad for parameter in shape.parameters.values()]
+            return await divided.stage(
+                self._step, self._loop.job.group, divided.owned(gradients), [each is not None for each in gradients]
+            )
+        leaves, group = self._computed(), self._loop.job.group
+        owned = await divided.scattered(group, self._shards, leaves, self._loop.algorithm)
+        self._rest = await self._averaged(leaves, [shape.rest(range(len(shape)))])
+        self.loss = float(self._rest[-1])
+        return await divided.stage(self._step, group, owned, [bool(each) for each in self._rest[-2].tolist()])
 
     def enter(self) -> None:
         if self._entered:
@@ -182,9 +230,7 @@ class _Attempt:
         try:
             try:
                 if error is None:
-                    if not self._mean:
-                        await self.reduce()
-                    self._step.on_commit(self._commit)
+                    self._step.on_commit(partial(self._commit, await self._update()))
             except BaseException as found:
                 await left(self._step, found)
                 raise
@@ -203,8 +249,8 @@ class _Attempt:
             self._loop.open = None
         return isinstance(error, StepAborted | Partitioned)
 
-    def _commit(self) -> None:
-        self._loop.apply(self._mean)
+    def _commit(self, update: Callable[[], None]) -> None:
+        self._loop.apply(self._rest, update)
         self.committed = True
 
 
@@ -224,6 +270,7 @@ class _Loop:
         scheduler: Any,
         scheduler_each: SchedulerEach,
         checkpoints: CheckpointPolicy | None,
+        divide: Divide | None,
         moving: Sequence[str],
         algorithm: AlgorithmName,
         bucket_bytes: int,
@@ -235,7 +282,7 @@ class _Loop:
         self.job = job
         self.algorithm: AlgorithmName = algorithm
         self.shape = LeafShape(model, optimizer, moving, bucket_bytes=bucket_bytes)
-        self._optimizer = optimizer
+        self.optimizer = optimizer
         self._scheduler = scheduler
         self._each_epoch = scheduler_each == "epoch"
         self.data = _as_data(job, data, batch_size, shards, loader)
@@ -247,16 +294,23 @@ class _Loop:
         if self.sampler is None and shards is None:
             raise LocalError("how many logical shards has a step? Pass shards=, more than there will ever be ranks")
         self.shards = self.sampler.shards if self.sampler is not None else whole(shards, "the number of shards")
-        self.save, self.load = state_of(model, optimizer, scheduler, self.sampler)
+        settings = settings_of(model, optimizer, scheduler)
+        self.divided: DividedOptimizer | None = None
+        if divide is not None:
+            if algorithm == "exchange":
+                raise LocalError('a divided state takes a reduce_scatter, for which there is no algorithm "exchange"')
+            directory = None if checkpoints is None else checkpoints.directory
+            self.divided = DividedOptimizer(optimizer, self.shape.parameters, divide, directory)
+            settings["divided"] = self.divided.text
+        self.save, self.load = state_of(model, self.divided or optimizer, scheduler, self.sampler)
         self._checkpoints = checkpoints
         self._saver: Saver | None = None
         self._resumed = False
         self._over: Callable[[], bool] = lambda: True
         self.open: _Attempt | None = None
-        described = Architecture.of(
-            self.shape.parameters, {**settings_of(model, optimizer, scheduler), "shards": self.shards}
-        )
-        job.register_state(self.save, self.load, architecture=dict(described.lines))
+        described = Architecture.of(self.shape.parameters, {**settings, "shards": self.shards})
+        sharded = None if self.divided is None else self.divided.sharded
+        job.register_state(self.save, self.load, sharded=sharded, architecture=dict(described.lines))
 
     # -- the loop ------------------------------------------------------------------------------------------------------
 
@@ -278,11 +332,16 @@ class _Loop:
         self._resumed = True
         found = await newest_state(policy)
         if found is not None:
+            if self.divided is None and "progress" in found.state.get("optimizer", ()):
+                raise LocalError(f"the optimizer's state in {found.where} is divided between ranks: pass divide=")
             self.load(found.state)
             self.job.resume_from(found.step)
             _log.info("resumed from %s", found.where)
         if policy.every:
-            self._saver = Saver(self.job, policy, self.save, resumed_from=0 if found is None else found.step)
+            shards = None if self.divided is None else self.divided.parts
+            self._saver = Saver(
+                self.job, policy, self.save, shards=shards, resumed_from=0 if found is None else found.step
+            )
 
     async def next(self) -> _Attempt | None:
         """Enter the next attempt at a step; None when the job is over."""
@@ -324,14 +383,18 @@ class _Loop:
             await left(step, error)
             raise
 
-    def apply(self, mean: list[torch.Tensor]) -> None:
+    def apply(self, rest: list[torch.Tensor], update: Callable[[], None]) -> None:
         """Change the state, at the commit of a step."""
-        self.shape.buffers.move(self.shape.moves(mean))
-        self._optimizer.step()
+        self.shape.buffers.move(rest[:-2])
+        update()
         self.shape.clear()
         # The data has moved before: it was taken before this was asked for.
         if self._scheduler is not None and (not self._each_epoch or self._ends_an_epoch()):
             self._scheduler.step()
+
+    def digest(self) -> str:
+        """Of the state, and of what is divided by its blocks' digests."""
+        return packed_state(self.save() | ({} if self.divided is None else {"divided": self.divided.digests()})).digest
 
     def _ends_an_epoch(self) -> bool:
         return self.sampler is not None and self.sampler.position.step == 0
@@ -358,7 +421,7 @@ def _as_data(
     return Feed(sampler, lambda lists: torch.utils.data.DataLoader(data, batch_sampler=lists, **options))
 
 
-def _chosen(leaf: list[torch.Tensor], places: list[int]) -> list[torch.Tensor]:
+def _chosen(leaf: list[torch.Tensor], places: Sequence[int]) -> list[torch.Tensor]:
     return [leaf[place] for place in places]
 
 
@@ -488,6 +551,7 @@ class Training:
         scheduler: Any = None,
         scheduler_each: SchedulerEach = "step",
         checkpoints: CheckpointPolicy | None = None,
+        divide: Divide | None = None,
         moving: Sequence[str] = (),
         algorithm: AlgorithmName = "auto",
         bucket_bytes: int = 0,
@@ -507,18 +571,21 @@ class Training:
             scheduler: Its `step()` follows the optimizer's.
             scheduler_each: After each "step", or after the last step of each "epoch".
             checkpoints: When and where they are written, by all ranks together; found again at the start.
+            divide: How the optimizer's state is divided between the ranks; None: each has all of it. The optimizer
+                works element by element then, and has not stepped. Changes no bits.
             moving: Names of further buffers that a forward pass moves.
             algorithm: As in `Group.all_reduce`. Changes no bits.
             bucket_bytes: Gradients travel while the backward pass of a rank's last shard goes on, whenever so many of
                 their bytes are there (25 << 20 is a good size); 0: all when the step is reduced. Changes no bits. A
-                shard with several calls of `backward` then says which is the last (`more`).
+                shard with several calls of `backward` then says which is the last (`more`). With `divide` all ranks get
+                all gradients then, which is more traffic.
         Raises:
             LocalError: An argument is invalid.
         """
         self._run = job.run
         self._loop = _Loop(
             job.run(_itself), model, optimizer, data, batch_size=batch_size, shards=shards, loader=loader,
-            scheduler=scheduler, scheduler_each=scheduler_each, checkpoints=checkpoints, moving=moving,
+            scheduler=scheduler, scheduler_each=scheduler_each, checkpoints=checkpoints, divide=divide, moving=moving,
             algorithm=algorithm, bucket_bytes=bucket_bytes,
         )  # fmt: skip
 
@@ -554,12 +621,12 @@ class Training:
             yield TrainingStep(attempt, self._run)
 
     def state(self) -> dict[str, Any]:
-        """Return the state of model, optimizer, scheduler and data. It may alias live memory."""
+        """Return the state of model, optimizer, scheduler and data, less what is divided. It may alias live memory."""
         return self._loop.save()
 
     def digest(self) -> str:
         """Return a digest of that state: equal on all ranks after a committed step, and on any number of them."""
-        return packed_state(self._loop.save()).digest
+        return self._loop.digest()
 
 
 class AsyncTraining:
@@ -578,6 +645,7 @@ class AsyncTraining:
         scheduler: Any = None,
         scheduler_each: SchedulerEach = "step",
         checkpoints: CheckpointPolicy | None = None,
+        divide: Divide | None = None,
         moving: Sequence[str] = (),
         algorithm: AlgorithmName = "auto",
         bucket_bytes: int = 0,
@@ -585,7 +653,7 @@ class AsyncTraining:
         """Say what is trained; arguments and errors are those of `Training`."""
         self._loop = _Loop(
             job, model, optimizer, data, batch_size=batch_size, shards=shards, loader=loader, scheduler=scheduler,
-            scheduler_each=scheduler_each, checkpoints=checkpoints, moving=moving, algorithm=algorithm,
+            scheduler_each=scheduler_each, checkpoints=checkpoints, divide=divide, moving=moving, algorithm=algorithm,
             bucket_bytes=bucket_bytes,
         )  # fmt: skip
 
@@ -605,12 +673,12 @@ class AsyncTraining:
             yield AsyncTrainingStep(attempt)
 
     def state(self) -> dict[str, Any]:
-        """Return the state of model, optimizer, scheduler and data. It may alias live memory."""
+        """Return the state of model, optimizer, scheduler and data, less what is divided. It may alias live memory."""
         return self._loop.save()
 
     def digest(self) -> str:
         """Return a digest of that state: equal on all ranks after a committed step, and on any number of them."""
-        return packed_state(self._loop.save()).digest
+        return self._loop.digest()
 
 
 async def _itself(job: Job) -> Job:

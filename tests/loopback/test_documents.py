@@ -338,6 +338,34 @@ async def by_name(block: str, directory: Path) -> None:
     assert said.count("sum [2.0, 2.0]") == 2
 
 
+async def divided_loop(block: str, directory: Path) -> None:
+    """Two ranks; the parameters in the end are those of the loop without `divide`, on one."""
+
+    def looped(made: str, ranks: int) -> set[str]:
+        code = f"""
+import quicoll.blocking, quicoll.checkpoint, quicoll.torch, quicoll.train
+import torch
+torch.manual_seed(1)
+torch.set_num_threads(1)
+dataset = torch.utils.data.TensorDataset(torch.randn(256, 16), torch.arange(256) % 4)
+model = torch.nn.Linear(16, 4)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+with quicoll.blocking.join() as job:
+{textwrap.indent(made, "    ")}
+    for step in training.epochs(1):
+        with step:
+            for x, y in step.shards:
+                step.backward(torch.nn.functional.cross_entropy(model(x), y))
+    print(f"{{len(optimizer.state)}} states, digest {{quicoll.checkpoint.digest(model.state_dict())}}")
+"""
+        (directory / "loop.py").write_text(code)
+        said = program("-m", "quicoll.cli.main", "run", "-n", str(ranks), "--seed", "7", "loop.py", cwd=directory)
+        return {line.split("] ")[-1] for line in said.splitlines() if "digest" in line}
+
+    (alone,) = looped("training = quicoll.torch.Training(job, model, optimizer, dataset, batch_size=64, shards=8)", 1)
+    assert looped(block, 2) == {alone.replace("2 states", "0 states")}
+
+
 async def hooked(block: str, directory: Path) -> None:
     code = f"""
 import torch
@@ -405,6 +433,59 @@ asyncio.run(main())
     program("-c", code, cwd=directory)
 
 
+async def computed_again(block: str, directory: Path) -> None:
+    """A block of two ranks whose gradients are those of the layers that it was made of."""
+    code = f"""
+import asyncio
+import torch
+from torch import nn
+import quicoll.torch
+from quicoll.testing import cluster
+from quicoll.torch.parallel import ParallelMLP
+torch.manual_seed(0)
+up, down, given = nn.Linear(8, 12), nn.Linear(12, 8), torch.randn(3, 8)
+def one(group):
+    block, x = ParallelMLP(up, down, group), given.clone().requires_grad_()
+{textwrap.indent(block, "    ")}
+    y.square().sum().backward()
+    return x.grad
+async def main():
+    async with cluster(2) as jobs:
+        found = await asyncio.gather(*(asyncio.to_thread(one, job.group) for job in jobs))
+    x = given.clone().requires_grad_()
+    down(nn.functional.gelu(up(x))).square().sum().backward()
+    assert torch.equal(*found)
+    torch.testing.assert_close(found[0], x.grad)
+asyncio.run(main())
+"""
+    program("-c", code, cwd=directory)
+
+
+async def meshed(block: str, directory: Path) -> None:
+    code = f"""
+import quicoll.blocking
+import quicoll.torch
+import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+torch.manual_seed(0)
+torch.set_num_threads(1)
+model = nn.Sequential()
+model.up, model.down, x = nn.Linear(8, 12), nn.Linear(12, 8), torch.randn(3, 8)
+y = model(x)
+with quicoll.blocking.join() as job:
+{textwrap.indent(block, "    ")}
+    print(f"rank {{job.rank}} has", *(tuple(each.to_local().shape) for each in model.parameters()))
+    torch.testing.assert_close(model(x), y)
+"""
+    (directory / "mesh.py").write_text(code)
+    said = program("-m", "quicoll.cli.main", "run", "-n", "4", "mesh.py", cwd=directory)
+    assert sorted(line.split("] ")[-1] for line in said.splitlines() if " has " in line) == [
+        f"rank {rank} has (3, 8) (3,) (4, 6) (4,)" for rank in range(4)
+    ]
+
+
 async def checkpoints(block: str, directory: Path) -> None:
     """Two ranks, then three that go on from what these have saved."""
 
@@ -456,9 +537,12 @@ RUNS: dict[str, Run] = {
     "docs/messages.md: async def main():": alone,
     "docs/simulation.md: def split(sim):": scenarios,
     'docs/tiers.md: cold = job.shared_state("archive", consistency="eventual")': tiers,
+    "docs/torch.md: training = quicoll.torch.Training(": divided_loop,
     "docs/torch.md: model = DistributedDataParallel(net)": hooked,
     "docs/torch.md: tokens, came = functional.all_to_all(x, group, counts=counts": routed,
     "docs/torch.md: experts = quicoll.torch.Experts([nn.Linear(32, 32) for _ in ": mixed,
+    'docs/torch.md: mesh = quicoll.torch.device_mesh(job.group, (2, 2), ("dp", "': meshed,
+    "docs/torch.md: y = quicoll.torch.recomputed(block, x, group=group, check=Tr": computed_again,
     'docs/torch_backend.md: dist.init_process_group("quicoll")  # instead of "gloo"': by_name,
     "docs/training.md: sampler = quicoll.data.Sampler(len(points), batch_size=16, s": sampled,
     'docs/training.md: moments = quicoll.Sharded(len(weights), {"m": "float32", "v"': divided,
