@@ -220,6 +220,12 @@ def test_the_bits_are_those_of_the_undivided_optimizer_on_any_number_of_ranks(
     assert len({digest for each in found for digest in each.digests}) == 1
 
 
+@pytest.mark.parametrize("clip", [0.0, 0.05])
+def test_gradients_may_travel_in_the_backward_pass(clip: float) -> None:
+    undivided = trained(1, two_groups, dtype=MIXED, clip=clip)
+    trained(3, two_groups, dtype=MIXED, clip=clip, divide=Divide(blocks=32), bucket_bytes=500).same(undivided)
+
+
 def test_each_rank_has_the_memory_of_its_part_and_of_one_backup() -> None:
     undivided = trained(1, OPTIMIZERS["Adam"], steps=2).held[0]
     for ranks in (2, 4):
