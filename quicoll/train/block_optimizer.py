@@ -18,6 +18,7 @@ A parameter that has no gradient in a step is passed over, as torch does it: its
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -96,6 +97,7 @@ class BlockOptimizer:
             start = start if starts is None else starts[place]
             self._spans.append(_Span(start, start + each.numel(), each, of.get(id(each))))
             start += each.numel()
+        self._stops = [span.stop for span in self._spans]
         groups = sorted({span.group for span in self._spans if span.group is not None})
         self._names = self._tried(groups)
         self.moments = {name: dtype for names in self._names.values() for name, dtype in names.items()}
@@ -122,10 +124,11 @@ class BlockOptimizer:
         values = _copied(average)
         kept = {name: torch.zeros(stop - start, dtype=getattr(torch, dtype)) for name, dtype in self.moments.items()}
         work, places = [], []
-        for number, span in enumerate(self._spans):
+        for number in range(bisect_right(self._stops, start), len(self._spans)):
+            span = self._spans[number]
+            if span.start >= stop:
+                break
             first, last = max(start, span.start), min(stop, span.stop)
-            if first >= last:
-                continue
             at = slice(first - start, last - start)
             held = span.parameter.detach().reshape(-1)[first - span.start : last - span.start]
             if span.group is None or (had is not None and not had[number]):

@@ -344,6 +344,19 @@ def test_an_optimizer_that_cannot_be_divided_is_refused_when_it_is_said(
     assert outcome.error is None, outcome.error
 
 
+def test_an_algorithm_that_divides_nothing_is_refused() -> None:
+    async def worker(job: Job, _: Simulation) -> None:
+        net = Net()
+        with pytest.raises(LocalError, match="reduce_scatter"):
+            AsyncTraining(
+                job, net, OPTIMIZERS["Adam"](net), Points(), batch_size=16, shards=8, divide=Divide(),
+                algorithm="exchange",
+            )  # fmt: skip
+
+    outcome = Simulation(worker, seed=3, settings=Settings(ranks=1, limit=100.0)).run()
+    assert outcome.error is None, outcome.error
+
+
 def test_a_rank_that_divides_otherwise_is_refused_by_name() -> None:
     refused: list[str] = []
 
