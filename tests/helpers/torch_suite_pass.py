@@ -40,6 +40,14 @@ __all__ = ["main"]
 LENDER = "gloo"
 FORKED: Any = torch.multiprocessing.get_context("fork").Process
 MEETING_S = 120  # torch's own 10 s for all ranks of a test to begin or to end are few on a busy machine
+# Those of torch's tests of RPC that make a process group.
+WITH_A_GROUP = [
+    "test_deadlock",
+    "test_dynamic_and_static_init_rpc_together",
+    "test_init_pg_then_rpc",
+    "test_init_rpc_then_pg",
+    "test_pg_init_no_rpc_init",
+]
 
 
 class Lent(str):
@@ -89,10 +97,11 @@ def named(tests: Any) -> dict[str, Any]:
 
 
 def beside_rpc(backend: str) -> dict[str, Any]:
-    """Those of `ddp_under_dist_autograd_test`, which ask for "gloo" in their bodies."""
+    """All that make a process group beside RPC. They ask for "gloo" in their bodies."""
     internal = "torch.testing._internal.distributed"
     fixture: Any = importlib.import_module(f"{internal}.rpc.tensorpipe_rpc_agent_test_fixture")
-    module: Any = importlib.import_module(f"{internal}.ddp_under_dist_autograd_test")
+    ddp: Any = importlib.import_module(f"{internal}.ddp_under_dist_autograd_test")
+    rpc: Any = importlib.import_module(f"{internal}.rpc.rpc_test")
     init: Any = torch.distributed.init_process_group
     process: Any = common_distributed.MultiProcessTestCase
 
@@ -109,8 +118,9 @@ def beside_rpc(backend: str) -> dict[str, Any]:
 
     body = {"setUp": start, "run_test": run_test}
     found: dict[str, Any] = {}
-    for tests in (module.DdpUnderDistAutogradTest, module.DdpComparisonTest):
-        found |= named(type(tests.__name__, (fixture.TensorPipeRpcAgentTestFixture, tests, process), body))
+    for tests in (ddp.DdpUnderDistAutogradTest, ddp.DdpComparisonTest, rpc.RpcTest, rpc.TensorPipeAgentRpcTest):
+        made = type(tests.__name__, (fixture.TensorPipeRpcAgentTestFixture, tests, process), body)
+        found |= {name: made for name in named(made) if tests.__module__ == ddp.__name__ or name in WITH_A_GROUP}
     return found
 
 
