@@ -49,9 +49,12 @@ class ProfiledEvent:
             self._ended.set_result(None)
             then()
 
-        if threading.get_ident() == self._thread:
+        if threading.get_ident() != self._thread:
+            ends()
+            return
+        try:
             run_aside(ends)
-        else:
+        except RuntimeError:  # the interpreter is ending
             ends()
 
 

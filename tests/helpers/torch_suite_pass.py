@@ -25,7 +25,7 @@ import sys
 import tempfile
 import time
 import unittest
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -62,13 +62,17 @@ class Lent(str):
         return not self == other
 
 
-def suite(backend: str, how: str, world: int) -> dict[str, Any]:
+def suite(backend: str, how: str, world: int, place: Path) -> dict[str, Any]:
     """Import torch's tests as one for Gloo, for another backend; by their names, the classes that they are in."""
     if how == "rpc":
         return beside_rpc(backend)
-    place = tempfile.mkdtemp(prefix="torch-suite-")
-    (Path(place) / "barrier").mkdir()
-    os.environ |= {"BACKEND": LENDER, "WORLD_SIZE": str(world), "TEMP_DIR": place, "INIT_METHOD": f"file://{place}/met"}
+    (place / "barrier").mkdir()
+    os.environ |= {
+        "BACKEND": LENDER,
+        "WORLD_SIZE": str(world),
+        "TEMP_DIR": str(place),
+        "INIT_METHOD": f"file://{place}/met",
+    }
     with nothing_skipped(world) if how == "all" else contextlib.nullcontext():
         module: Any = importlib.import_module("torch.testing._internal.distributed.distributed_test")
     os.environ["BACKEND"] = backend
@@ -227,8 +231,13 @@ def run(tests: Any, name: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    backend, how, world, results, *names = sys.argv[1:]
-    tests = suite(backend, how, int(world))
+    with tempfile.TemporaryDirectory(prefix="torch-suite-pass-") as place:
+        tempfile.tempdir = place  # torch's tests leave files behind
+        run_all(*sys.argv[1:5], Path(place), sys.argv[5:])
+
+
+def run_all(backend: str, how: str, world: str, results: str, place: Path, names: Sequence[str]) -> None:
+    tests = suite(backend, how, int(world), place)
     if backend == "quicoll":
         importlib.import_module("quicoll.torch_backend")  # where it is not installed
         importlib.import_module("quicoll.torch_backend.process_group")  # once, not by each rank of each test
