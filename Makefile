@@ -69,7 +69,12 @@ check: $(VENV)/.dev
 	$(LINT) && $(UNIT); rest=$$?; \
 	wait $$types; types=$$?; cat build/types.txt; exit $$((types | rest))
 
-test: check system sim wheel
+# Most of `wheel` is one process, so it runs beside the first part of `system`.
+test: check
+	mkdir -p build
+	$(MAKE) wheel >build/wheel.txt 2>&1 & wheel=$$!; trap 'kill $$wheel' INT TERM; \
+	$(MAKE) system sim; rest=$$?; \
+	wait $$wheel; wheel=$$?; cat build/wheel.txt; exit $$((wheel | rest))
 
 lint: $(VENV)/.dev
 	$(LINT)
@@ -80,10 +85,15 @@ types: $(VENV)/.dev
 unit: $(VENV)/.dev
 	$(UNIT)
 
-system: $(VENV)/.dev $(if $(COMPILER),$(COMPILED)/.done)
-	$(if $(COMPILER),,$(NO_COMPILER))
+# To compile is one process, and the tests that need the source wait for it no more than it for them.
+system: $(VENV)/.dev
+	mkdir -p build
+	$(if $(COMPILER),$(COMPILED_BESIDE_INTERPRETED),$(NO_COMPILER))
 	$(WITH_COMPILED) $(BIN)/python -P -m pytest $(call PARALLEL,$(WAITING)) -m 'not quick'
-	$(if $(COMPILER),$(BIN)/python -m pytest $(call PARALLEL,$(WAITING)) -m 'interpreted and not quick')
+
+COMPILED_BESIDE_INTERPRETED = $(MAKE) compiled >build/compiled.txt 2>&1 & compiled=$$!; trap 'kill $$compiled' INT TERM; \
+	$(BIN)/python -m pytest $(call PARALLEL,$(BUSY)) -m 'interpreted and not quick'; rest=$$?; \
+	wait $$compiled; compiled=$$?; cat build/compiled.txt; exit $$((compiled | rest))
 
 # The seeds that meet most in a minute; tests/sim/test_swarm.py holds what they have to meet.
 sim: $(VENV)/.dev $(if $(COMPILER),$(COMPILED)/.done)

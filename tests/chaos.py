@@ -29,7 +29,6 @@ import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -50,6 +49,7 @@ sys.path.insert(0, str(HELPERS))
 
 import chaos_worker
 from chaos_worker import SHARDS, SIZE, applied, digest, gradient
+from ports import named_port
 
 import quicoll
 import quicoll_transport
@@ -197,12 +197,6 @@ class Net:
         ip(f"link set line{index} up")
 
 
-def free_udp_port() -> int:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
 def ip(words: str) -> None:
     subprocess.run(["ip", *words.split()], check=True, capture_output=True, text=True)  # noqa: S607 - as in a shell
 
@@ -210,7 +204,7 @@ def ip(words: str) -> None:
 def network(workers: int) -> Net:
     """Namespaces inside this one, if this process is in one of its own; otherwise the loopback interface."""
     if INSIDE not in os.environ:
-        return Net(f"127.0.0.1:{free_udp_port()}", spaces=False)
+        return Net(f"127.0.0.1:{named_port()}", spaces=False)
     subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "/run"], check=True)  # noqa: S607 - of this mount namespace alone
     ip("link set lo up")
     ip("link add hub type bridge")

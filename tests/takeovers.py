@@ -49,6 +49,7 @@ sys.path.insert(0, str(HERE / "helpers"))
 
 import chaos
 from chaos import JOB, LOST_AFTER, MORE_STEPS, SOURCES, ChaosError, Commits, Net, Processes
+from ports import named_port
 
 from quicoll.membership.coordinator.history import Committed
 from quicoll_transport.security.identity import COORDINATOR
@@ -74,7 +75,7 @@ class Cluster(Processes):
         self.url = ""  # of the database; "" for a journal in SQLite
         self.coordinators = [COORDINATOR] if coordinators == 1 else [f"{COORDINATOR}-{each}" for each in ROLES]
         self.coordinators = self.coordinators[:coordinators]
-        ports = [PORT] * coordinators if net.spaces else [chaos.free_udp_port() for _ in range(coordinators)]
+        ports = [PORT] * coordinators if net.spaces else [named_port() for _ in range(coordinators)]
         self.addresses = {
             node: f"{net.listen(index).rpartition(':')[0]}:{ports[index]}"
             for index, node in enumerate(self.coordinators)

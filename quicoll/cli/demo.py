@@ -103,10 +103,11 @@ class _Cluster:
         nodes = [f"worker-{number}" for number in range(story.workers)]
         command = [sys.executable, "-m", "quicoll.demo.worker", "--steps", str(steps), "--seed", str(seed)]
         command += ["--result", str(results)]
-        if faults:
-            command += ["--cut-node", nodes[1], "--cut-at", str(steps // 2), "--cut-for", str(CUT_FOR_S)]
         self._kill_at = max(1, steps // 4) if faults else None
         self._to_kill = nodes[-1]
+        if faults:
+            command += ["--kill-node", self._to_kill, "--kill-at", str(self._kill_at)]
+            command += ["--cut-node", nodes[1], "--cut-at", str(steps // 2), "--cut-for", str(CUT_FOR_S)]
         self._supervisor = Supervisor(
             command,
             workers=story.workers,

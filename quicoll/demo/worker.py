@@ -1,8 +1,13 @@
 """One worker of the demo (`python -m quicoll.demo.worker`), or the undisturbed process it is compared with.
 
-While the world is incomplete a worker waits a little between steps. Steps take milliseconds and a process seconds to
-start; without the wait the training would be over before a killed worker is back, and the demo would not
-show how it comes back. The wait changes when steps happen, never what they compute.
+Steps take milliseconds and a process seconds to start, so faults and steps wait for each other:
+
+- The worker that is to be killed stays between two steps until it is.
+- While the world is incomplete a worker waits a little between steps, and before the step of the cut and the last one
+  until the world is whole again. Otherwise the training could be over before who was lost is back, and the demo would
+  not show how it comes back.
+
+The waits change when steps happen, never what they compute.
 """
 
 from __future__ import annotations
@@ -13,6 +18,7 @@ import json
 import os
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +27,7 @@ __all__ = ["main"]
 _PATIENCE = 3.0
 """A quarter of the steps, at the slowed pace, lasts this many times as long as this worker took to start and join."""
 _SLOWEST_S = 2.0
+_LOOK_S = 0.05
 
 
 def main() -> None:
@@ -31,6 +38,8 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=0, help="samples per shard and step; 0 takes the task's own")
     parser.add_argument("--result", type=Path, required=True, help="directory for NODE.json")
     parser.add_argument("--baseline", action="store_true", help="alone, without any network")
+    parser.add_argument("--kill-node", default="", help="node whose first process waits to be killed")
+    parser.add_argument("--kill-at", type=int, default=0, help="after this step")
     parser.add_argument("--cut-node", default="", help="node that cuts its own network once")
     parser.add_argument("--cut-at", type=int, default=0, help="after the first step from this one on with a full world")
     parser.add_argument("--cut-for", type=float, default=0.0, help="seconds")
@@ -69,6 +78,7 @@ async def _member(options: argparse.Namespace, began: float) -> tuple[str, dict[
     full = int(os.environ["QUICOLL_WORLD_SIZE"])
     node = os.environ["QUICOLL_NODE"]
     to_cut = node == options.cut_node
+    to_be_killed = node == options.kill_node and os.environ["QUICOLL_RESTARTS"] == "0"
     async with quicoll.join() as job:
         started = time.monotonic()
         pace = min(_PATIENCE * (started - began) / max(1.0, options.steps / 4), _SLOWEST_S)
@@ -78,8 +88,14 @@ async def _member(options: argparse.Namespace, began: float) -> tuple[str, dict[
             if to_cut and step >= options.cut_at and job.world_size == full:
                 to_cut = False
                 cut_network(job, options.cut_for)
+            if to_be_killed and step >= options.kill_at:
+                await asyncio.Event().wait()
             if job.world_size < full:
                 await asyncio.sleep(pace)
+            while job.world_size < full and step in (options.cut_at - 1, options.steps - 1):
+                await asyncio.sleep(_LOOK_S)
+                with suppress(quicoll.StepAborted):
+                    await job.ready()
 
         result = await Worker(job, task, shards=SHARDS, on_step=between).run(steps=options.steps)
         return node, {

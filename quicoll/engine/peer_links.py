@@ -85,6 +85,7 @@ class PeerLinks:
         self._forming: asyncio.Task[None] | None = None
         self._probing: asyncio.Task[None] | None = None
         self._openers: dict[str, asyncio.TimerHandle] = {}  # the next one, by node
+        self._stopped = False
 
     def accept(self, link: Link) -> None:
         """Take over a link that a peer has made."""
@@ -114,7 +115,8 @@ class PeerLinks:
 
     def expect(self, expected: ExpectPeer) -> None:
         """Take this side's part in a link that a node which is left out of views tries to make."""
-        self._to(expected.member, expected.own)
+        if not self._stopped:
+            self._to(expected.member, expected.own)
 
     def stop_probing(self) -> None:
         """Give up the probe that is under way, if there is one."""
@@ -123,7 +125,8 @@ class PeerLinks:
             self._probing = None
 
     def stop(self) -> None:
-        """Make no more links. Those that are there stay: the endpoint ends them."""
+        """Make no more links, nor try other ways. Those that are there stay: the endpoint ends them."""
+        self._stopped = True
         if self._forming is not None:
             self._forming.cancel()
         self.stop_probing()
@@ -198,6 +201,8 @@ class PeerLinks:
 
     def _detour(self, node: str, way: Address) -> None:
         """Have the link to a node, if it is still being made, try the way through the relay too."""
+        if self._stopped:
+            return  # the relay's answer came while the endpoint says good-bye, and makes no links any more
         link = self._endpoint.links.get(Identity(self._job, WORKER, node))
         if link is not None and link.dial and link.state in (LinkState.CONNECTING, LinkState.DOWN):
             others = [address for address in link.addresses if not is_detour(address)]

@@ -63,6 +63,8 @@ class Member(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     each other. committed_step: the last step whose result it is known to hold; one that is behind the view's
     `committed_step` needs state from one that is not.
     spare: it is here to be told what the state is made of; no step begins in a view with one, after which it stands by.
+    place: of a spare; after so many of the ranks it comes in their order. So it gets this rank when one of the others
+    is lost, and the rank before when one of these is.
     """
 
     rank: Annotated[int, msgspec.Meta(ge=0, lt=MAX_MEMBERS)]
@@ -73,6 +75,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     site: _Site = ""
     committed_step: StepNumber = 0
     spare: bool = False
+    place: Annotated[int, msgspec.Meta(ge=0, lt=MAX_MEMBERS)] = 0
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
@@ -100,6 +103,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise ValueError("a node is in the view twice")
         if any(member.spare for member in self.members[: self.workers]) or not self.workers:
             raise ValueError("spares have the last ranks, and are not alone")
+        if any(member.place > (self.workers if member.spare else 0) for member in self.members):
+            raise ValueError("a spare comes after more ranks than there are")
         if self.committed_view >= self.view_id:
             raise ValueError("the view that committed last is not an earlier one")
 

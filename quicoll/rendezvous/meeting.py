@@ -66,7 +66,6 @@ _LAST_PAUSE_S = 0.25
 _START_S = 60.0
 _END_S = 2.0
 """For the coordinator to end after rank 0; then it is left to itself (host.py), because others still need it."""
-_LEFT: list[subprocess.Popen[bytes]] = []
 
 
 def meets(config: Config, environ: Mapping[str, str]) -> bool:
@@ -365,7 +364,15 @@ class _Host:
         try:
             process.wait(self._end_s)
         except subprocess.TimeoutExpired:
-            _LEFT[:] = [process, *(other for other in _LEFT if other.poll() is None)]
+            _leave(process)
+
+
+def _leave(process: subprocess.Popen[bytes]) -> None:
+    """Leave a process to itself: nobody waits for its end but a thread, which takes it from the system's table then.
+
+    This process may end first. It would warn of a Popen that it has to give up; that of the thread it never does.
+    """
+    threading.Thread(target=process.wait, name="left-coordinator", daemon=True).start()
 
 
 # -- the other ranks -------------------------------------------------------------------------------------------------

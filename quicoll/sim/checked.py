@@ -217,8 +217,9 @@ class CheckedSteps(StepProtocol):
             if self._machine.loop.time() == began:
                 await asyncio.sleep(self._compute_s)
             raise
-        self._checker.began(self._config.node, attempt.number)
-        self._machine.note("step_began", step=attempt.number, view=self._context.view.view_id)
+        view_id = self._context.view.view_id
+        self._checker.began(self._config.node, attempt.number, view_id)
+        self._machine.note("step_began", step=attempt.number, view=view_id)
         self._entered, self._attempted = self._tensors(), self.state.version
 
     def _look_at_what_is_left(self) -> None:

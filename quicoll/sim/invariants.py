@@ -11,9 +11,9 @@
     all-or-none     a step is committed with the votes of all members of its view, and applied by none without a commit:
                     who tries it again has the state from which it tried it before
     durable         a commit that the journal has taken is in it after every restart; a rank's state never goes back
-                    while its process lives, and a rank never begins a step from an older state than another living
-                    rank holds. A state that is torn, half overwritten by a newer one, is held no more; one of a
-                    checkpoint is as new as the last decision that led to as many steps
+                    while its process lives, and a rank never begins a step of the last view from an older state
+                    than another living rank holds. A state that is torn, half overwritten by a newer one, is held no
+                    more; one of a checkpoint is as new as the last decision that led to as many steps
     quorum          a view has more than half of the members of the one before it that have not left
     deadline        a collective ends by its timeout, a step's entry and its vote by theirs, with GRACE_S of the host's
                     own time beyond them (not looked at where the host was paused, slow or leapt meanwhile)
@@ -315,9 +315,12 @@ class Checker:
             what = f"changed {', '.join(map(repr, changed[:4]))}, though step {step} was not committed"
             self.break_("all-or-none", f"{node} {what}", node=node)
 
-    def began(self, node: str, step: int) -> None:
-        """A rank begins a step: no living rank may know more than it starts from, but for one that has claimed more."""
-        if node in self._apart:
+    def began(self, node: str, step: int, view_id: int) -> None:
+        """A rank begins a step: no living rank may know more than it starts from, but for one that has claimed more.
+
+        Who was asleep may not have heard yet that its view is over; no step of that is committed any more.
+        """
+        if node in self._apart or (self.installed is not None and view_id < self.installed.view_id):
             return
         mine = self.held.get(node, (0, 0))
         for member, theirs in self.held.items():  # those that are left out as well: their state would be taken back

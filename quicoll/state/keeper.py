@@ -190,10 +190,9 @@ class StateKeeper:
                 work.append(learn(lesson, course, self._engine.lessons, self._runtime, timeout=timeout))
             sharded, traffic = self._state.sharded, self._engine.block_lessons
             if sharded is not None:
-                config = self._engine.config
                 work += [
                     receive_blocks(each, view, sharded, traffic, self._runtime, timeout=timeout)
-                    for each in wanted(sharded, view, config.node, config.rank_hint)
+                    for each in wanted(sharded, view, self._engine.config.node)
                 ]
             await all_done(work)
         except QuicollError as error:

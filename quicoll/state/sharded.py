@@ -43,12 +43,33 @@ if TYPE_CHECKING:
     from quicoll.numerics.buffers import ArrayKind
     from quicoll.numerics.dtypes import Array
 
-__all__ = ["MAX_BLOCKS", "PieceGroups", "ReadPiece", "Sharded", "ShardedSet", "StagingStep", "layout_in"]
+__all__ = [
+    "MAX_BLOCKS",
+    "MAX_INDEX_BYTES",
+    "PieceGroups",
+    "PieceIndex",
+    "ReadPiece",
+    "Sharded",
+    "ShardedSet",
+    "StagingStep",
+    "layout_in",
+]
 
 MAX_BLOCKS = 1 << 16
+MAX_INDEX_BYTES = 256 << 20
 
 ReadPiece = Callable[[int, str, int, int], Any]
 """Return elements [start, stop) of a piece as they are after a step: `read(step, name, start, stop)`."""
+
+
+class PieceIndex(Protocol):
+    """What `read` needs to find pieces on its disk, and may lack where it has the pieces: a checkpoint's manifest."""
+
+    def of_step(self, step: int) -> bytes | None:
+        """Return what is known of a step; None where nothing is. At most MAX_INDEX_BYTES."""
+
+    def take(self, step: int, index: bytes) -> None:
+        """Read by what another rank has returned of a step."""
 
 
 class StagingStep(Protocol):
@@ -89,6 +110,7 @@ class Sharded:
     Attributes:
         backup: How many further ranks keep a copy of each block.
         read: As it was given.
+        index: What goes to ranks whose `read` lacks it; None: there is no such thing. For the library.
         pieces: What is held here, for the library.
     """
 
@@ -113,8 +135,9 @@ class Sharded:
                 values. With 1, the loss of one rank loses nothing.
             read: Returns elements [start, stop) of a piece as after a step: `read(step, name, start, stop)`, a plain
                 function. Called for step 0, for the step of `resume_from`, and for blocks that were lost with the ranks
-                that held them; raises anything where it has not that step. What it gives for a lost block is taken only
-                if it has the digest that its owner told.
+                that held them; raises anything where it has not that step, or not these elements. Then the other ranks
+                are asked to read them, and give them to this one; but not for step 0. What it gives for a lost block is
+                taken only if it has the digest that its owner told.
             torch: Whether values come as torch tensors on the host, otherwise numpy arrays.
         Raises:
             LocalError: An argument cannot be used.
@@ -129,6 +152,7 @@ class Sharded:
         dtypes = {name: DType.parse(pieces[name]) for name in sorted(pieces)}
         self.backup = backup
         self.read = None if read is None else plain(read, "read")
+        self.index: PieceIndex | None = None
         self.pieces = HeldPieces(PieceSpec(length, blocks, dtypes, backup))
         self._kind: ArrayKind = "torch" if torch else "numpy"
         self._groups: PieceGroups | None = None

@@ -1,11 +1,11 @@
 """Copies of blocks on a spare that is kept warm: what the place that it will get owns and keeps, as of each step.
 
-The ranks of a view stand in the order of their hints and names, and so does whoever comes. So a spare that stands k-th
-among the present ranks gets place k, or k-1 where one before it is lost (`next_places`); with as many ranks as before,
-each place owns and keeps what it does now. So of every sharded state with `backup` of 1 or more the spare gets the
-blocks of these two places from their owners, which are `backup + 2` of the ranks; as the last in order it has one place
-to expect, and `backup + 1` owners. That is what a backup costs, for so many of the ranks; the others send nothing. With
-`backup=0` it gets none: copies were not asked for.
+The ranks of a view stand in the order of their hints and names, and so does whoever comes. So a spare that stands after
+k of the present ranks, as the coordinator tells it (`Member.place`), gets place k, or k-1 where one before it is lost
+(`next_places`); with as many ranks as before, each place owns and keeps what it does now. So of every sharded state
+with `backup` of 1 or more the spare gets the blocks of these two places from their owners, which are `backup + 2` of
+the ranks; as the last in order it has one place to expect, and `backup + 1` owners. That is what a backup costs, for so
+many of the ranks; the others send nothing. With `backup=0` it gets none: copies were not asked for.
 
     shown       in the view with the spare all ranks make the same list of what each owner has (`places`); each takes
                 the spare before it says a word in that view, so before the spare can ask
@@ -23,7 +23,6 @@ them, fetches them again.
     an owner has come after the spare was shown        it knows of no spare: what it owns comes when the place is taken
     more ranks are lost at once than spares come       bounds are others, and most of the blocks come as for any rank
     two ranks are lost, or two spares come, at once    places are others by one or two, and part of the blocks comes so
-    ranks in another order than their names            the spare is wrong about its place, and its blocks come so
 
 Invariants. Only memory of committed blocks is sent. A spare writes nothing but its own fresh memory, on its caller's
 loop, and not after its wait is over.
@@ -38,11 +37,10 @@ import numpy as np
 import xxhash
 
 from quicoll.engine.block_lessons import BlockSupply
-from quicoll.membership.view import natural_key
 from quicoll.state.layout import Layout
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from quicoll.engine.block_lessons import BlockTraffic
     from quicoll.engine.runtime import Runtime
@@ -100,38 +98,30 @@ def places(states: ShardedSet, workers: int) -> tuple[Places, ...]:
     return tuple(found)
 
 
-def next_places(nodes: Sequence[str], spare: str, rank_hint: int | None) -> tuple[int, ...]:
-    """Return the ranks of which a spare will have one when one node is lost, as far as it can know.
+def next_places(view: View, spare: str) -> tuple[int, ...]:
+    """Return the ranks of which a spare will have one when one node is lost.
 
     Args:
-        nodes: Of the present ranks, in their order.
-        spare: Its name.
-        rank_hint: Its setting. The others' are not known here; where they have some, names mostly follow them.
+        view: The one in which it is shown.
+        spare: Its node.
     """
-    workers = len(nodes)
-    if sorted(nodes, key=natural_key) == list(nodes):
-        at = sum(natural_key(node) < natural_key(spare) for node in nodes)
-    else:
-        at = workers if rank_hint is None else min(rank_hint, workers)
-    return tuple(place for place in (at - 1, at) if 0 <= place < workers)
+    member = view.member(spare)
+    if member is None or not member.spare:
+        return ()
+    return tuple(place for place in (member.place - 1, member.place) if 0 <= place < view.workers)
 
 
-def wanted(states: ShardedSet, view: View, spare: str, rank_hint: int | None) -> tuple[Places, ...]:
+def wanted(states: ShardedSet, view: View, spare: str) -> tuple[Places, ...]:
     """Return what a spare asks for, and whom: the owners of what its next places own and keep.
 
     Args:
         states: Its own.
         view: The one in which it is shown.
         spare: Its node.
-        rank_hint: Its setting.
     """
     workers = view.workers
     most = max((_layout(state, workers).copies for _, state in states), default=0)
-    owners = {
-        (place - copy) % workers
-        for place in next_places(view.nodes[:workers], spare, rank_hint)
-        for copy in range(most + 1)
-    }
+    owners = {(place - copy) % workers for place in next_places(view, spare) for copy in range(most + 1)}
     return tuple(each for each in places(states, workers) if each.owner in owners)
 
 

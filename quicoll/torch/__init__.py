@@ -18,7 +18,9 @@ from quicoll.torch import functional, parallel
 from quicoll.torch.ddp import CanonicalHook
 from quicoll.torch.experts import Experts
 from quicoll.torch.fsdp import carry_shards
+from quicoll.torch.mesh import device_mesh
 from quicoll.torch.model_state import ModelState, state_of
+from quicoll.torch.recomputation import recomputed
 from quicoll.torch.training import AsyncTraining, AsyncTrainingStep, Training, TrainingStep
 
 __all__ = [
@@ -30,7 +32,9 @@ __all__ = [
     "Training",
     "TrainingStep",
     "carry_shards",
+    "device_mesh",
     "functional",
     "parallel",
+    "recomputed",
     "state_of",
 ]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch.distributed as dist
+
 import quicoll.collectives.group as _groups
 from quicoll.collectives.blocking_group import Group
 from quicoll.errors import LocalError
 from quicoll.torch_backend.process_group import Described
-from quicoll.torch_backend.sessions import session_of_default_group
 
 __all__ = ["blocking_group", "no_engine_thread"]
 
@@ -32,13 +33,13 @@ def blocking_group(given: Any = None) -> Group:
         return Group(given.thread_group)
     if given is not None:
         raise LocalError(f"a {type(given).__name__} is no group of quicoll's: pass job.group, or a process group of it")
-    session = session_of_default_group()
-    if session is None:
+    default: Any = dist.group.WORLD if dist.is_initialized() else None
+    if not isinstance(default, Described):
         raise LocalError(
             "no group of quicoll's: pass group=job.group of a quicoll.blocking job, or make torch's default group with "
             'dist.init_process_group("quicoll")'
         )
-    return Group(session.group)
+    return Group(default.thread_group)
 
 
 def no_engine_thread() -> bool:

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["LeafRecorder", "LeafShape"]
 
 Leaf = list[torch.Tensor]
+T = TypeVar("T")
 
 
 class LeafShape:
@@ -113,9 +114,13 @@ class LeafShape:
         for parameter in self.parameters.values():
             parameter.grad = None
 
-    def moves(self, mean: Leaf) -> Leaf:
-        """Return by how much the buffers move."""
-        return mean[len(self.parameters) : -2]
+    def __len__(self) -> int:
+        """Return how many tensors a leaf has."""
+        return len(self.parameters) + len(self.buffers.values()) + 2
+
+    def rest(self, leaf: Sequence[T]) -> list[T]:
+        """Return what stands behind the gradients: moves of the buffers, which gradients there are, the loss."""
+        return list(leaf[len(self.parameters) :])
 
 
 class LeafRecorder:

@@ -12,6 +12,7 @@ before a process group is made.
     work            the handle of an operation, as torch waits for it
     sessions        this process's part in a job: joined at torch's store, left at the end
     failures        quicoll's errors as classes that torch programs catch
+    profiled        operations in torch's profiles
     pool            threads on which callbacks may block
     names           what it is called
 """

@@ -8,11 +8,13 @@ write to one traceback.
 
 from __future__ import annotations
 
+import re
+
 from torch.distributed import DistBackendError
 
-from quicoll.errors import LocalError, QuicollError
+from quicoll.errors import LocalError, PeerError, QuicollError
 
-__all__ = ["for_torch", "refused"]
+__all__ = ["for_torch", "milliseconds", "refused", "say_as_gloo"]
 
 
 def for_torch(error: BaseException) -> BaseException:
@@ -40,6 +42,37 @@ def refused(message: str) -> BaseException:
         message: What is wrong, and what to do.
     """
     return for_torch(LocalError(message))
+
+
+def milliseconds(seconds: float) -> str:
+    """Return a time as torch's errors name it, and as programs look for it: "1000ms".
+
+    Args:
+        seconds: At least one millisecond is said.
+    """
+    return f"{max(round(seconds * 1000), 1)}ms"
+
+
+def say_as_gloo(error: PeerError, *, rank: int, within: float, every: bool) -> None:
+    """Put in front of what an error says Gloo's words for a monitored barrier that failed.
+
+    Args:
+        error: Of the barrier.
+        rank: Of this process. Rank 0 names those who have not come.
+        within: Seconds that they had.
+        every: Whether all of them are named, or the first.
+    """
+    if rank:
+        said = f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting for send/recv"
+        said += " from rank 0"
+    else:
+        said = "Rank 0 timed out in monitoredBarrier"
+        absent, late, _ = error.message.partition(" did not call ")
+        missing = re.findall(r"rank (\d+) \(", absent) if late else []
+        if missing:
+            named = f"Ranks {', '.join(missing)}" if every and len(missing) > 1 else f"Rank {missing[0]}"
+            said += f": {named} failed to pass monitoredBarrier in {milliseconds(within)}"
+    error.args = (f"{said}: {error.args[0]}", *error.args[1:])
 
 
 _twins: dict[type[QuicollError], type[QuicollError]] = {}

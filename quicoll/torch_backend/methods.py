@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import threading
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
@@ -20,19 +21,22 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from quicoll.errors import QuicollError
-from quicoll.torch_backend.asked import Asked, listed, movable, put, read_options, reduced_by
-from quicoll.torch_backend.failures import for_torch, refused
+from quicoll.errors import PeerError, QuicollError
+from quicoll.torch_backend.asked import Asked, listed, movable, put, read_options, reduced_by, seconds_of
+from quicoll.torch_backend.failures import for_torch, refused, say_as_gloo
 from quicoll.torch_backend.pool import run_aside
+from quicoll.torch_backend.profiled import begin_event
 from quicoll.torch_backend.work import OperationPart, OperationWork, WorkPart
 
 if TYPE_CHECKING:
     from quicoll.collectives.group import ThreadGroup
     from quicoll.collectives.handle import Handle
+    from quicoll.torch_backend.profiled import ProfiledEvent
 
 __all__ = ["Methods"]
 
 Finish = Callable[[list[Any]], object]
+_AT_ONCE = timedelta(milliseconds=1)
 
 
 class Methods:
@@ -68,18 +72,32 @@ class Methods:
         within = asked.timeout or self._timeout
         if self._engine_thread():
             raise refused(f"{name} is called on the engine's own thread")
+        began = time.monotonic()
+        event = begin_event(name)
         try:
             with self._issuing:
                 self._sequence += counted
                 parts = [OperationPart(handle) for handle in issue(within)]
         except QuicollError as error:
+            if event is not None:
+                event.end(lambda: None)
             raise for_torch(error) from error.__cause__
-        return self._work(name, parts, tensors, finish, within)
+        return self._work(name, parts, tensors, finish, began, within, event)
 
     def _work(
-        self, name: str, parts: Sequence[WorkPart], tensors: list[torch.Tensor], finish: Finish, within: float
+        self,
+        name: str,
+        parts: Sequence[WorkPart],
+        tensors: list[torch.Tensor],
+        finish: Finish,
+        began: float,
+        within: float,
+        event: ProfiledEvent | None,
     ) -> OperationWork:
-        return OperationWork(name, parts, tensors, finish, within=within, engine_thread=self._engine_thread)
+        return OperationWork(
+            name, parts, tensors, finish,
+            began=began, within=within, engine_thread=self._engine_thread, event=event,
+        )  # fmt: skip
 
     # -- operations that compute ---------------------------------------------------------------------------------
 
@@ -88,11 +106,11 @@ class Methods:
         given, asked = listed(tensors), read_options(opts, *more, **named)
         if any(tensor.is_sparse for tensor in given):
             return self._allreduce_sparse(given, asked)
-        return self._reduced("allreduce", given, asked)
+        return self._reduced("all_reduce", given, asked)
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None, **named: Any) -> OperationWork:
         """Reduce several tensors as one operation, where they are of one type."""
-        return self._reduced("allreduce_coalesced", listed(tensors), read_options(opts, **named))
+        return self._reduced("all_reduce_coalesced", listed(tensors), read_options(opts, **named))
 
     def _reduced(self, name: str, tensors: list[torch.Tensor], asked: Asked) -> OperationWork:
         whole = len({tensor.dtype for tensor in tensors}) == 1
@@ -139,13 +157,13 @@ class Methods:
                     total
                 )  # what is sparse has its memory in tensors of its own, which `.data` would not change
 
-        return self._start("allreduce", tensors, issue, finish, asked)
+        return self._start("sparse_all_reduce", tensors, issue, finish, asked)
 
     def _all_of(self, given: torch.Tensor, asked: Asked) -> torch.Tensor:
         """Wait for all ranks' numbers, of which each may have others and more."""
         found: list[torch.Tensor] = []
         self._start(
-            "allreduce", [], lambda within: [self._group.all_gather(given, timeout=within)], found.extend, asked
+            "sparse_indices", [], lambda within: [self._group.all_gather(given, timeout=within)], found.extend, asked
         ).wait()
         return found[0]
 
@@ -187,7 +205,7 @@ class Methods:
                     f"{output.numel()}"
                 )
             lists.append([given])
-        return self._scattered("reduce_scatter_single", listed(outputs), lists, read_options(opts, **named))
+        return self._scattered("reduce_scatter_tensor", listed(outputs), lists, read_options(opts, **named))
 
     def _scattered(
         self, name: str, outputs: list[torch.Tensor], lists: list[list[torch.Tensor]], asked: Asked
@@ -227,12 +245,12 @@ class Methods:
         """Give every rank all ranks' tensors, one output for each rank."""
         lone = isinstance(inputs, torch.Tensor)
         lists = [listed(outputs)] if lone else [listed(each) for each in outputs]
-        return self._gathered("allgather", lists, listed(inputs), read_options(opts, *more, **named))
+        return self._gathered("all_gather", lists, listed(inputs), read_options(opts, *more, **named))
 
     def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None, **named: Any) -> OperationWork:
         """Do this for several tensors; outputs[rank][i] is for tensor i of a rank."""
         lists = [list(each) for each in zip(*outputs, strict=True)]
-        return self._gathered("allgather_coalesced", lists, listed(inputs), read_options(opts, **named))
+        return self._gathered("all_gather_coalesced", lists, listed(inputs), read_options(opts, **named))
 
     def _gathered(
         self, name: str, lists: list[list[torch.Tensor]], inputs: list[torch.Tensor], asked: Asked
@@ -275,7 +293,7 @@ class Methods:
         def finish(results: list[Any]) -> None:
             _put_all(outputs, [rows.reshape(-1) for rows in results])
 
-        return self._start("all_gather_single", list(outputs), issue, finish, asked)
+        return self._start("all_gather_into_tensor", list(outputs), issue, finish, asked)
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, *more: Any, **named: Any) -> OperationWork:
         """Give the root all ranks' tensors."""
@@ -322,7 +340,7 @@ class Methods:
         self._demand_each(given, "all_to_all")
         self._demand_each(outs, "all_to_all")
         asked = read_options(opts, *more, **named)
-        return self._exchanged([movable(each) for each in given], outs, [movable(out).numel() for out in outs], asked)
+        return self._exchanged([movable(each) for each in given], outs, asked)
 
     def all_to_all_single(
         self,
@@ -336,12 +354,7 @@ class Methods:
         """Send rows to each rank, and get rows from each; no splits: equally many."""
         asked = read_options(opts, **named)
         outs = self._rows(output, out_splits)
-        return self._exchanged(
-            [movable(each) for each in self._rows(given, in_splits)],
-            outs,
-            [movable(out).numel() for out in outs],
-            asked,
-        )
+        return self._exchanged([movable(each) for each in self._rows(given, in_splits)], outs, asked)
 
     def _rows(self, tensor: torch.Tensor, splits: Sequence[int]) -> list[torch.Tensor]:
         world = self._group.world_size
@@ -354,9 +367,9 @@ class Methods:
             raise refused(f"all_to_all: split sizes {list(splits)} are not {rows} rows for {world} ranks")
         return list(torch.split(tensor.data, list(splits))) if tensor.dim() else [tensor.data]
 
-    def _exchanged(
-        self, parts: list[torch.Tensor], outputs: list[torch.Tensor], sizes: list[int], asked: Asked
-    ) -> OperationWork:
+    def _exchanged(self, parts: list[torch.Tensor], outputs: list[torch.Tensor], asked: Asked) -> OperationWork:
+        sizes = [movable(output).numel() for output in outputs]
+
         def finish(results: list[Any]) -> None:
             for rank, (came, size) in enumerate(zip(results[0], sizes, strict=True)):
                 if came.numel() != size:
@@ -378,8 +391,22 @@ class Methods:
         )
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """As `barrier`, and wait for it; the error names the ranks that have not come."""
-        self.barrier(timeout=timeout).wait()
+        """Wait until every rank is here; the error has Gloo's words for it too, which programs may look for.
+
+        Args:
+            timeout: Of this barrier; None takes the group's. None is left of zero or less.
+            wait_all_ranks: Whether those words name all ranks that have not come, or the first one.
+        Raises:
+            PeerError: A rank has not come. It names all that have not, whatever `wait_all_ranks` says.
+        """
+        if timeout is not None:
+            timeout = max(timeout, _AT_ONCE)
+        try:
+            self.barrier(timeout=timeout).wait()
+        except PeerError as error:
+            within = seconds_of(timeout) or self._timeout
+            say_as_gloo(error, rank=self._group.rank, within=within, every=wait_all_ranks)
+            raise
 
     # -- between two ranks ---------------------------------------------------------------------------------------
 
@@ -413,7 +440,8 @@ class Methods:
             group = self._group
             before = self._receiving.get(tag)
             found = self._receiving[tag] = threading.Event()
-        work = self._work("recv", [part], [given], partial(_put_all, [given]), within)
+        event = begin_event("recvAnySource")
+        work = self._work("recv", [part], [given], partial(_put_all, [given]), time.monotonic(), within, event)
 
         def receive() -> None:
             try:

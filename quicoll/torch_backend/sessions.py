@@ -19,8 +19,9 @@ the program ended by an exception: then the others are told that this rank faile
 a fork has none of this and leaves it alone.
 
 Failure cases: a rank does not come: PeerError names rank 0, or at rank 0 whoever does not join, by the timeout of
-`init_process_group`. With a coordinator from the settings there may be other members: LocalError if this rank does not
-get torch's number in a view of all ranks in that time.
+`init_process_group`, or after a minute where that is shorter: it is one of operations, and a coordinator has to
+start. With a coordinator from the settings there may be other members: LocalError if this rank does not get torch's
+number in a view of all ranks in that time.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ import weakref
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +61,7 @@ _NAMED = ("argument", "QUICOLL_COORDINATOR", "QUICOLL_CERTS")
 _AGAIN_S = 0.05
 _EXIT_S = 5.0
 _NAME = 32
+_MEET_S = 60.0  # for ranks to meet, at least
 _MARGIN_S = 30.0  # for the thread to give an answer, after the time in which it should have
 
 _default: JobSession | None = None
@@ -83,7 +86,7 @@ class JobSession:
             rank: Of this process.
             world_size: How many processes come.
             timeout: Seconds for operations.
-            join_timeout: Seconds for all of them to come; None takes those for operations.
+            join_timeout: Seconds for all of them to come; None takes those for operations, and a minute at least.
         Raises:
             QuicollError: As `quicoll.join`.
         """
@@ -91,7 +94,7 @@ class JobSession:
         self.name = ""
         self._world_size = world_size
         self._timeout = timeout
-        self._join_timeout = join_timeout = timeout if join_timeout is None else join_timeout
+        self._meeting = max(timeout, _MEET_S) if join_timeout is None else join_timeout
         self._store = store
         self._pid = os.getpid()
         self._names: Counter[str] = Counter()
@@ -104,17 +107,21 @@ class JobSession:
         self._leave: dict[str, Any] = {}
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="quicoll-torch", daemon=True)
+        patience = store.timeout  # torch has given it that of the operations, which may be too short to read it
+        store.set_timeout(max(patience, timedelta(seconds=self._meeting)))
         self._thread.start()
         try:
-            answered = self._ready.wait(join_timeout + _MARGIN_S)
+            answered = self._ready.wait(self._meeting + _MARGIN_S)
         except BaseException:  # Ctrl-C
             self.close(reason="interrupted", patience=0.0, finished=False)
             raise
+        finally:
+            store.set_timeout(patience)
         if self._failed is not None:
             raise self._failed
         if not answered:
             self.close(reason="not joined", patience=0.0, finished=False)
-            raise PeerError(f"the ranks have not met within {join_timeout:g} s")
+            raise PeerError(f"the ranks have not met within {self._meeting:g} s")
         _open.add(self)
 
     # -- for groups ----------------------------------------------------------------------------------------------
@@ -221,7 +228,7 @@ class JobSession:
             "world_size": self._world_size,
             "rank_hint": self.rank,
             "timeout": self._timeout,
-            "join_timeout": self._join_timeout,
+            "join_timeout": self._meeting,
             "handle_sigterm": False,
         }
         if not os.environ.get("QUICOLL_NODE"):
@@ -250,14 +257,14 @@ class JobSession:
         return store
 
     def _at_host(self, store: Store, given_up: Callable[[], bool]) -> str:
-        together = share_host(store, self._world_size, self._join_timeout, given_up)
+        together = share_host(store, self._world_size, self._meeting, given_up)
         environ = os.environ if rank_of(os.environ) is not None else {}
         return own_host(Config.named(), environ, together=together)
 
     async def _complete(self, job: Job) -> None:
         """Wait for the view of all ranks, where earlier ones had fewer."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._join_timeout
+        deadline = loop.time() + self._meeting
         while job.world_size != self._world_size:
             if loop.time() > deadline:
                 break

@@ -12,8 +12,12 @@ Traps of torch's, each of which has crashed a program or, worse, has not:
 - `_create_work_from_future` gives a Work whose `wait` returns True after an error. Hence a class of our own.
 - A future that carries `set_exception` ends the process in DDP's backward pass (segmentation fault). So `get_future`
   gives `base.then(f)`, where f raises: that arrives in C++ as an error that it expects.
-- `wait(timedelta(0))`, the default, is a wait without a bound of its own. The operation has one: its deadline on the
-  engine. If the engine gave no answer a minute after that, this would raise, so no wait is for ever.
+- A Work that Python hands to C++ (DDP's `join` does, and `_register_work`) is held there without its part in Python.
+  When that has gone, what is left never ends and has no future. So a Work is kept here until it is waited for or its
+  future is asked for; if C++ waits for it, until the thread's next operation, because there the future is asked for
+  after the wait. Of those that nobody asks for, the last `_KEPT` are kept.
+- `wait(timedelta(0))`, as C++ calls it, is a wait without a bound of its own. The operation has one: its deadline on
+  the engine. If the engine gave no answer a minute after that, this would raise, so no wait is for ever.
 - A wait on the engine's own thread would wait for itself: refused. In the child of a fork nothing would ever come:
   refused.
 """
@@ -23,6 +27,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
@@ -31,15 +36,23 @@ import torch
 from torch._C._distributed_c10d import Work
 
 from quicoll.errors import LocalError
-from quicoll.torch_backend.failures import for_torch, refused
+from quicoll.torch_backend.failures import for_torch, milliseconds, refused
 from quicoll.torch_backend.pool import run_aside
 
 if TYPE_CHECKING:
     from quicoll.collectives.handle import Handle
+    from quicoll.torch_backend.profiled import ProfiledEvent
 
 __all__ = ["OperationPart", "OperationWork", "WorkPart"]
 
 _GRACE_S = 60.0  # after an operation's deadline, for the engine to say that it has passed
+_KEPT = 1024
+_THREADS = 64
+
+_unclaimed: OrderedDict[int, OperationWork] = OrderedDict()
+# By thread, the last one that C++ has waited for. No threading.local: where C++ has made the thread, that ends when the
+# wait returns.
+_awaited: OrderedDict[int, OperationWork] = OrderedDict()
 
 
 class WorkPart(Protocol):
@@ -85,6 +98,8 @@ class OperationWork(Work):
         *,
         within: float,
         engine_thread: Callable[[], bool],
+        began: float | None = None,
+        event: ProfiledEvent | None = None,
     ) -> None:
         """Make the handle of operations that were issued.
 
@@ -95,6 +110,8 @@ class OperationWork(Work):
             finish: Writes the parts' results there; called once, on a caller's thread.
             within: Seconds that the operations may take.
             engine_thread: Whether the present thread is the engine's.
+            began: By `time.monotonic`, before they were issued; None: now.
+            event: In a profile; it ends when the last part has.
         """
         super().__init__()
         self._name = name
@@ -103,8 +120,9 @@ class OperationWork(Work):
         self._finish = finish
         self._within = within
         self._engine_thread = engine_thread
+        self._event = event
         self._pid = os.getpid()
-        self._began = time.monotonic()
+        self._began = time.monotonic() if began is None else began
         self._lock = threading.Lock()  # of the three below
         self._left = len(parts)
         self._waiting = 0
@@ -119,6 +137,10 @@ class OperationWork(Work):
             self._ended.set()
         for part in parts:
             part.add_done_callback(self._part_ended)
+        _awaited.pop(threading.get_ident(), None)
+        _unclaimed[id(self)] = self
+        if len(_unclaimed) > _KEPT:
+            _unclaimed.popitem(last=False)
 
     def __repr__(self) -> str:
         state = "settled" if self._settled.is_set() else "ended" if self._ended.is_set() else "under way"
@@ -126,11 +148,12 @@ class OperationWork(Work):
 
     # -- what torch calls ----------------------------------------------------------------------------------------
 
-    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+    def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait until the results are in the tensors.
 
         Args:
-            timeout: How long this wait may take; zero leaves that to the operation's own timeout.
+            timeout: How long this wait may take; None and zero leave that to the operation's own timeout. C++ always
+                gives one, a program hardly ever.
         Returns:
             True.
         Raises:
@@ -138,8 +161,13 @@ class OperationWork(Work):
                 over, and the operation goes on.
         """
         self._demand_thread()
+        if timeout is not None:
+            _awaited[threading.get_ident()] = self
+            if len(_awaited) > _THREADS:
+                _awaited.popitem(last=False)
+        self._claim()
         if not self._settled.is_set():
-            seconds = timeout.total_seconds()
+            seconds = timeout.total_seconds() if timeout is not None else 0.0
             with self._lock:
                 self._waiting += 1
             try:
@@ -149,7 +177,9 @@ class OperationWork(Work):
                     self._waiting -= 1
             if not over and not self._ended.is_set():
                 if seconds > 0:
-                    raise refused(f"{self._name}: the wait for it Timed out after {seconds:g} s; it goes on")
+                    raise refused(
+                        f"{self._name}: the wait for it Timed out waiting {milliseconds(seconds)}; it goes on"
+                    )
                 raise refused(f"{self._name}: the engine has not ended it by {_GRACE_S:g} s after its deadline")
             self._settle()
         if self._error is not None:
@@ -186,12 +216,15 @@ class OperationWork(Work):
 
     def get_future(self) -> Any:
         """Return a future of the tensors, which is done when the results are in them, or fails as `wait` would."""
+        self._claim()
         with self._lock:
             if self._future is None:
                 self._base = torch.futures.Future()
                 self._future = self._base.then(self._value)
             ended = self._ended.is_set()
-        if ended:
+        if self._settled.is_set():
+            self._settle()  # C++ that has waited takes the value without waiting for the future
+        elif ended:
             run_aside(self._settle)
         return self._future
 
@@ -204,6 +237,10 @@ class OperationWork(Work):
         self._source = rank
 
     # -- inside --------------------------------------------------------------------------------------------------
+
+    def _claim(self) -> None:
+        """Somebody has asked for it, and holds it as long as it is needed."""
+        _unclaimed.pop(id(self), None)
 
     def _value(self, _: Any) -> list[torch.Tensor]:
         if self._error is not None:
@@ -222,6 +259,14 @@ class OperationWork(Work):
             self._left -= 1
             if self._left:
                 return
+        if self._event is not None:
+            self._event.end(self._over)
+        else:
+            self._over()
+
+    def _over(self) -> None:
+        """All parts have ended, and the event in a profile: who waits may stop the profiler."""
+        with self._lock:
             self._ended.set()
             aside = self._waiting == 0 or self._base is not None
         if aside:
@@ -252,7 +297,7 @@ class OperationWork(Work):
             return error
         if time.monotonic() - self._began < self._within or not error.args:
             return error
-        error.args = (f"{error.args[0]} (Timed out after {self._within:g} s)", *error.args[1:])
+        error.args = (f"{error.args[0]}. Timed out waiting {milliseconds(self._within)}", *error.args[1:])
         return error
 
 

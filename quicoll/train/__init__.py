@@ -8,6 +8,7 @@ from quicoll.train.checkpointer import Checkpointer
 from quicoll.train.divided import Divide, DivisibleTask
 from quicoll.train.figures import WorkerFigures
 from quicoll.train.outcome import TrainingResult, final_result
+from quicoll.train.rehearsal import rehearse
 from quicoll.train.saver import CheckpointPolicy
 from quicoll.train.task import Part, Task
 from quicoll.train.torch_task import TorchTask
@@ -27,4 +28,5 @@ __all__ = [
     "Worker",
     "WorkerFigures",
     "final_result",
+    "rehearse",
 ]

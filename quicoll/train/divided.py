@@ -9,7 +9,7 @@ block by block, and all ranks get all new parameters:
 `update` changes nothing, so an attempt that is aborted leaves no trace; and it sees one block at a time, with the same
 bounds on any number of ranks, so the bits do not depend on who owns it. Who owns and keeps what, and how it follows the
 ranks: quicoll.state.sharded. In checkpoints each rank writes what it owns, under `divided.NAME`; from there it is read
-at the start of a job, by whatever bounds hold then.
+at the start of a job, by whatever bounds hold then, and by whatever rank has it on its disk (quicoll.state.reading).
 """
 
 from __future__ import annotations
@@ -20,18 +20,22 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 import numpy as np
 
+from quicoll.checkpoint.catalogue import manifest_name
+from quicoll.checkpoint.manifest import decoded, encoded
 from quicoll.checkpoint.parts import Shard
-from quicoll.checkpoint.store import stored
+from quicoll.checkpoint.storage import storage_at
+from quicoll.checkpoint.store import Stored, stored
 from quicoll.errors import CheckpointError, LocalError
+from quicoll.numerics.buffers import wrap, zeros
 from quicoll.state.sharded import Sharded
 from quicoll.train.task import Task
 
 if TYPE_CHECKING:
     from quicoll.checkpoint.parts import Array
     from quicoll.checkpoint.storage import Place
-    from quicoll.checkpoint.store import Stored
+    from quicoll.numerics.buffers import ArrayKind
 
-__all__ = ["Divide", "DivisibleTask", "Moments"]
+__all__ = ["Divide", "DivisibleTask", "Moments", "PieceArchive"]
 
 _NAME = "optimizer"
 _PREFIX = "divided."
@@ -61,7 +65,8 @@ class DivisibleTask(Task, Protocol):
     """
 
     def divide(self) -> Mapping[str, str]:
-        """Begin to work so. Called once, before any other method but `architecture` and `parameters`.
+        """Begin to work so. Called once, before any other method but `architecture` and `parameters`, and `forward` and
+        `backward` in a rehearsal (`quicoll.train.rehearse`).
 
         Returns:
             What is kept for each element: element types by name, as `{"m": "float32", "v": "float32"}`. All begin with
@@ -93,6 +98,93 @@ class DivisibleTask(Task, Protocol):
         ...
 
 
+class PieceArchive:
+    """A divided state in checkpoints: each rank writes what it owns, and reads it by whatever bounds hold then."""
+
+    def __init__(self, prefix: str, directory: Place | None, kind: ArrayKind = "numpy") -> None:
+        """Say where it is.
+
+        Args:
+            prefix: What names of its pieces begin with there.
+            directory: Where checkpoints are; None: nowhere.
+            kind: Of what is read.
+        """
+        self._prefix = prefix
+        self._directory = directory
+        self._kind: ArrayKind = kind
+        self._open: Stored | None = None
+        self._looked: int | None = None  # the step whose checkpoint was looked for last
+
+    def parts(self, sharded: Sharded) -> dict[str, Shard]:
+        """Return what this rank writes of a state in a checkpoint.
+
+        Args:
+            sharded: The state.
+        """
+        spec, mine = sharded.pieces.spec, sharded.mine
+        if mine.start == mine.stop:
+            return {}
+        return {f"{self._prefix}{name}": Shard(sharded[name], (spec.length,), (mine.start,)) for name in spec.dtypes}
+
+    def read(self, sharded: Sharded, step: int, name: str, start: int, stop: int) -> Any:
+        """Read elements as they are after a step: zeros at the start, else from the checkpoint of that step.
+
+        Args:
+            sharded: The state.
+            step: After which.
+            name: Of the piece.
+            start: The first element.
+            stop: The one after the last.
+        Returns:
+            The elements.
+        Raises:
+            CheckpointError: There is no such checkpoint, or it is damaged.
+        """
+        if not step:
+            dtype = sharded.pieces.spec.dtypes[name]
+            return wrap(zeros(stop - start, dtype), dtype, (stop - start,), self._kind)
+        if self._directory is None:
+            raise CheckpointError("no directory of checkpoints is given")
+        found = self._found(step)
+        if found is None:
+            raise CheckpointError(f"there is no checkpoint of step {step}", path=str(self._directory))
+        return found.read(f"{self._prefix}{name}", offset=(start,), shape=(stop - start,))
+
+    def _found(self, step: int, *, anew: bool = False) -> Stored | None:
+        if self._directory is not None and (anew or self._looked != step):
+            here = stored(self._directory)
+            self._open = next((each for each in here if each.step == step), None)
+            self._looked = step
+        return self._open
+
+    # -- quicoll.state.sharded.PieceIndex ------------------------------------------------------------------------------
+
+    def of_step(self, step: int) -> bytes | None:
+        """Return the manifest of the checkpoint of a step; None where this rank's disk has none."""
+        try:
+            found = self._found(step, anew=True)
+        except CheckpointError:
+            return None
+        return None if found is None else encoded(found.manifest)
+
+    def take(self, step: int, index: bytes) -> None:
+        """Read a checkpoint of which this rank's disk has files, but no manifest: the job was killed as it was written.
+
+        Args:
+            step: Of the checkpoint.
+            index: The manifest that another rank's disk has.
+        Raises:
+            CheckpointError: It is no manifest, or of another step.
+        """
+        manifest = decoded(index)
+        if manifest.step != step:
+            raise CheckpointError(f"the manifest that came is of step {manifest.step}, not {step}")
+        if self._directory is not None:
+            storage = storage_at(self._directory)
+            self._open = Stored(storage.path(manifest_name(step)), manifest, storage)
+            self._looked = step
+
+
 class Moments:
     """What a worker does with a state that is divided.
 
@@ -122,8 +214,7 @@ class Moments:
             raise LocalError(f"{type(task).__name__} keeps no state for its parameters: there is nothing to divide")
         self.sharded = Sharded(size, pieces, blocks=divide.blocks, backup=divide.backup, read=self._read)
         self._names = list(pieces)
-        self._directory = directory
-        self._open: Stored | None = None
+        self._archive = self.sharded.index = PieceArchive(_PREFIX, directory)
 
     @property
     def named(self) -> dict[str, Sharded]:
@@ -167,22 +258,10 @@ class Moments:
 
     def parts(self) -> dict[str, Shard]:
         """Return what this rank writes of it in a checkpoint."""
-        mine, size = self.sharded.mine, self.sharded.pieces.spec.length
-        if mine.start == mine.stop:
-            return {}
-        return {f"{_PREFIX}{name}": Shard(self.sharded[name], (size,), (mine.start,)) for name in self._names}
+        return self._archive.parts(self.sharded)
 
     def _read(self, step: int, name: str, start: int, stop: int) -> Any:
-        """Read elements as they are after a step: zeros at the start, else from the checkpoint of that step."""
-        if not step:
-            return np.zeros(stop - start, self.sharded.pieces.spec.dtypes[name].storage)
-        if self._directory is None:
-            raise CheckpointError("no directory of checkpoints is given")
-        if self._open is None or self._open.step != step:
-            self._open = next((each for each in stored(self._directory) if each.step == step), None)
-        if self._open is None:
-            raise CheckpointError(f"there is no checkpoint of step {step}", path=str(self._directory))
-        return self._open.read(f"{_PREFIX}{name}", offset=(start,), shape=(stop - start,))
+        return self._archive.read(self.sharded, step, name, start, stop)
 
 
 def _divisible(task: Task) -> TypeGuard[DivisibleTask]:

@@ -121,7 +121,8 @@ class TorchTask:
 
     def update(self, start: int, stop: int, average: Flat, moments: Mapping[str, Flat]) -> tuple[Flat, dict[str, Flat]]:
         """Let the optimizer step these elements. What the buffers are moved by stays what it is."""
-        return self._divided().update(start, stop, average, moments)
+        values, kept = self._divided().update(start, stop, average, moments)
+        return values.numpy(), {name: each.numpy() for name, each in kept.items()}
 
     def advance(self, values: Sequence[Array]) -> None:
         """Take the new parameters, and move the buffers."""
@@ -132,7 +133,8 @@ class TorchTask:
             for parameter, value in zip(self._parameters.values(), found[: len(self._parameters)], strict=True):
                 parameter.copy_(value)
         self._moving.move(found[len(self._parameters) :])
-        self._divided().advance()
+        blocks = self._divided()
+        blocks.progress = blocks.advanced()
         if self._scheduler is not None:
             self._scheduler.step()
 
@@ -147,7 +149,7 @@ class TorchTask:
         """Return what `state_dict` of the module, the optimizer and the scheduler give, less what is divided."""
         optimizer = self._optimizer.state_dict()
         if self._blocks is not None:
-            optimizer = {"param_groups": optimizer["param_groups"], "counters": self._blocks.counters}
+            optimizer = {"param_groups": optimizer["param_groups"], **self._blocks.state()}
         found = {"module": self._module.state_dict(), "optimizer": optimizer}
         return found if self._scheduler is None else found | {"scheduler": self._scheduler.state_dict()}
 
@@ -158,6 +160,6 @@ class TorchTask:
         if self._blocks is None:
             self._optimizer.load_state_dict(optimizer)
         else:
-            self._blocks.load(optimizer["param_groups"], optimizer["counters"])
+            self._blocks.load(optimizer["param_groups"], optimizer)
         if self._scheduler is not None:
             self._scheduler.load_state_dict(state["scheduler"])

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cryptography.hazmat.primitives import serialization
+from ports import named_port
 from quic_pairs import RESET_KEY, PlanePeer
 
 from quicoll_transport.net.runs import DatagramRun
@@ -263,9 +264,7 @@ def serving(folder: Path, credentials: Credentials, *options: str) -> Iterator[i
     key = credentials.private_key.private_bytes(encoding, serialization.PrivateFormat.PKCS8, none)
     (folder / "key.pem").write_bytes(key)
     (folder / "cert.pem").write_bytes(credentials.certificate.public_bytes(encoding))
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = named_port()
     command = [str(SERVER), f"--htdocs={folder}", *options, "127.0.0.1", str(port), "key.pem", "cert.pem"]
     with program(command, folder):
         yield port

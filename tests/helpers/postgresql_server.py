@@ -20,6 +20,8 @@ import threading
 import time
 from pathlib import Path
 
+from ports import named_port
+
 from quicoll.membership.postgresql.connection import DatabaseConnection, Disconnected, Value
 
 START_S = 60.0
@@ -48,12 +50,6 @@ def other_user() -> pwd.struct_passwd | None:
     return None
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 class Server:
     """Started by `start`; a context, at whose end it is gone with its files.
 
@@ -64,7 +60,7 @@ class Server:
         found = programs()
         assert found is not None
         self._programs = found
-        self.port = free_port()
+        self.port = named_port(socket.SOCK_STREAM)
         self._directory = Path(tempfile.mkdtemp(prefix="quicoll-postgresql-"))
         self._process: subprocess.Popen[bytes] | None = None
         user = other_user() if os.geteuid() == 0 else None

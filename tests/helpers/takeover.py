@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from ports import named_port
 
 import quicoll
 import quicoll_transport
@@ -34,7 +34,7 @@ class Cluster:
         self.directory = directory
         self.nodes = [f"worker-{number}" for number in range(nodes)]
         self.lost_after, self.lease = lost_after, lease
-        self.ports = {name: free_udp_port() for name in "ab"}
+        self.ports = {name: named_port() for name in "ab"}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.certs = directory / "certs"
         create_authority(self.certs, job=JOB, days=2)
@@ -173,9 +173,3 @@ class Ranks:
                 except quicoll.QuicollError:
                     await asyncio.sleep(0.01)
             assert weights[0] == sum(self.applied[node])
-
-
-def free_udp_port() -> int:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -207,6 +207,16 @@ def data_parallel_has_the_bits_of_one_process(_: Path) -> None:
 
 
 @check
+def data_parallel_with_uneven_inputs_divides_by_those_that_are_left(_: Path) -> None:
+    model = DistributedDataParallel(nn.Linear(4, 4, bias=False))
+    with model.join(divide_by_initial_world_size=False):
+        for _ in range(2 + RANK):  # rank 0 is the first without data
+            model.zero_grad()
+            model(torch.ones(1, 4) * 8).sum().backward()
+            assert torch.equal(model.module.weight.grad, torch.full((4, 4), 8.0))
+
+
+@check
 def data_parallel_with_hooks_unused_and_sparse_parameters(_: Path) -> None:
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power
@@ -354,22 +364,28 @@ def the_group_is_made_again_after_its_end(directory: Path) -> None:
         dist.destroy_process_group()
     dist.init_process_group("gloo", timeout=timedelta(seconds=200))
     assert_sum(dist.new_group(list(range(WORLD)), backend="quicoll"))
+    # A timeout of operations is none for the ranks to meet.
+    dist.new_group(list(range(WORLD)), backend="quicoll", timeout=timedelta(milliseconds=1))
     dist.destroy_process_group()
     dist.init_process_group("quicoll", timeout=timedelta(seconds=200))
     assert_sum()
 
 
 @check
-def who_does_not_come_is_named_on_all_ranks_and_no_call_blocks(_: Path) -> None:
+def who_does_not_come_is_named_on_all_ranks_and_no_call_blocks(directory: Path) -> None:
     began = time.monotonic()
+    told = directory / "told0"
     with expecting(quicoll.PeerError) as found:
         if RANK == 1:
-            time.sleep(2.5)
+            while not told.exists() and time.monotonic() - began < 100:  # else both would have called, and not the same
+                time.sleep(0.01)
             dist.barrier()
         else:
             group = dist.group.WORLD
             assert group is not None
             group.allreduce([torch.ones(1)], _within(1.0)).wait()
+    if RANK == 0:
+        told.touch()
     assert time.monotonic() - began < 100
     assert "rank 1 (worker-1) did not call" in str(found[0])
     assert isinstance(found[0], dist.DistBackendError)

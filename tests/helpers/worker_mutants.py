@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from named_tests import Below
 
+import quicoll.state.reading
+import quicoll.state.warm_blocks
 import quicoll.train.worker
 from quicoll.data.sampler import Sampler
+from quicoll.membership.view import View, natural_key
 from quicoll.numerics.seed import Seed
 from quicoll.state.layout import Layout
 from quicoll.state.pieces import HeldPieces
 from quicoll.state.rank_state import RankState
+from quicoll.state.reading import PlacedState
 from quicoll.train.divided import Moments
 from quicoll.train.figures import WorkerFigures
 from quicoll.train.moving import MovingBuffers
@@ -157,6 +161,33 @@ def a_spare_has_the_blocks_of_the_first_step_for_ever(patch: Patch) -> None:
     patch.setattr(HeldPieces, "offer", lazy)
 
 
+def a_spare_guesses_its_place_from_the_names_of_the_ranks(patch: Patch) -> None:
+    def guessed(view: View, spare: str) -> tuple[int, ...]:
+        at = sum(natural_key(node) < natural_key(spare) for node in view.nodes[: view.workers])
+        return tuple(place for place in (at - 1, at) if 0 <= place < view.workers)
+
+    patch.setattr(quicoll.state.warm_blocks, "next_places", guessed)
+
+
+def a_disk_without_the_manifest_is_not_read(patch: Patch) -> None:
+    async def nothing(*given: Any) -> None:
+        pass
+
+    patch.setattr(quicoll.state.reading, "_indexed", nothing)
+
+
+def a_begin_asks_nobody_but_the_ranks_that_are_to_keep_a_block(patch: Patch) -> None:
+    read = PlacedState.read
+    asked: list[PlacedState] = []
+
+    async def once(self: PlacedState, blocks: Sequence[int]) -> None:
+        if self not in asked:
+            asked.append(self)
+            await read(self, blocks)
+
+    patch.setattr(PlacedState, "read", once)
+
+
 _WORKER, _SIM = "unit/train/test_worker.py", "sim/test_worker.py"
 
 WORKER_MUTANTS = (
@@ -216,6 +247,21 @@ WORKER_MUTANTS = (
         an_attempt_that_is_aborted_moves_the_moments,
         _SIM,
         "test_an_aborted_step_changes_nothing_of_a_divided_state_of_which_there_are_no_copies",
+    ),
+    Below(
+        a_begin_asks_nobody_but_the_ranks_that_are_to_keep_a_block,
+        _SIM,
+        "test_a_job_that_was_killed_whole_goes_on_from_what_is_on_any_of_its_disks",
+    ),
+    Below(
+        a_disk_without_the_manifest_is_not_read,
+        _SIM,
+        "test_a_job_that_was_killed_as_its_manifest_was_written_goes_on_though_one_disk_alone_has_it",
+    ),
+    Below(
+        a_spare_guesses_its_place_from_the_names_of_the_ranks,
+        "unit/state/test_warm_blocks.py",
+        "test_a_spare_goes_by_the_place_that_the_coordinator_has_told_whatever_the_names_are",
     ),
     Below(
         what_a_spare_was_given_counts_as_it_is,

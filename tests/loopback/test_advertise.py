@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from forwarder import Forwarder
+from ports import named_port
 
 import quicoll
 from quicoll import Event
 from quicoll.membership.serving import serve
 from quicoll_transport.security.authority import create_authority, issue
-
-
-def free_port() -> int:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 async def test_ranks_meet_at_their_mapped_ports_and_the_coordinator_at_its_own(tmp_path: Path) -> None:
@@ -44,7 +38,7 @@ async def test_ranks_meet_at_their_mapped_ports_and_the_coordinator_at_its_own(t
     )  # fmt: skip
     try:
         home = ("127.0.0.1", await listening)
-        ports = [free_port(), free_port()]
+        ports = [named_port(), named_port()]
         async with Forwarder(home) as gate, Forwarder(("127.0.0.1", ports[0])) as a, Forwarder() as b:
             b.target = ("127.0.0.1", ports[1])
 
@@ -56,14 +50,14 @@ async def test_ranks_meet_at_their_mapped_ports_and_the_coordinator_at_its_own(t
                     job="alpha",
                     listen=f"127.0.0.1:{port}",
                     advertise=f"127.0.0.1:{mapped.port}",
-                    join_timeout=20.0,
+                    join_timeout=100.0,
                     observer=lambda event: told.append(event.fields) if event.kind == "listening" else None,
                 ) as job:
                     addresses = {member.node: member.addresses for member in job.view.members}
                     assert addresses[node] == (("127.0.0.1", mapped.port),)
                     return int((await job.group.all_reduce(np.ones(100_000)))[0])
 
-            join = partial(asyncio.wait_for, timeout=30)
+            join = partial(asyncio.wait_for, timeout=100)
             sums = await join(asyncio.gather(member("a", ports[0], a), member("b", ports[1], b)))
             assert sums == [2, 2]
             assert gate.count > 4

@@ -16,9 +16,21 @@ from quicoll.launch.supervisor import Supervisor
 pytestmark = [pytest.mark.loopback, pytest.mark.slow]
 
 SCRIPT = """
-import asyncio, sys
+import asyncio, os, pathlib, sys, time
 import numpy as np
 import quicoll, quicoll.train
+
+if sys.argv[2] == "kill" and os.environ["QUICOLL_RESTARTS"] == "0":
+    replace, complete = pathlib.Path.replace, []
+
+    def held(source, target):
+        if str(target).endswith(".manifest.json"):
+            if complete:
+                time.sleep(600)  # a second checkpoint has its data and no manifest: here the process is killed
+            complete.append(target)
+        return replace(source, target)
+
+    pathlib.Path.replace = held
 
 class Task:
     def __init__(self):
@@ -65,7 +77,7 @@ async def train(script: Path, directory: Path, *, workers: int, kill: bool) -> t
     """Run the script, and kill all workers once while a checkpoint is written; digests, and steps resumed from."""
     lines: list[str] = []
     supervisor = Supervisor(
-        [sys.executable, str(script), str(directory)],
+        [sys.executable, str(script), str(directory), "kill" if kill else ""],
         workers=workers,
         lost_after=2.0,
         backoff=0.1,

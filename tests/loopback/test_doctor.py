@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from forwarder import Forwarder
+from ports import named_port
 
 import quicoll
 from quicoll import Event
@@ -76,7 +77,7 @@ async def test_another_doctor_is_reached_at_a_ranks_address_and_a_narrow_path_is
 ) -> None:
     b = Credentials.from_directory(certs, role="worker", node="b")
     async with Forwarder(most=1300) as mapped, coordinator(certs, tmp_path / "journal") as address:
-        config = quicoll.Config.resolve(environ={}, node="b", listen=f"127.0.0.1:{await _free()}")
+        config = quicoll.Config.resolve(environ={}, node="b", listen=f"127.0.0.1:{named_port()}")
         host, _, number = config.listen.partition(":")
         mapped.target = (host, int(number))
         standing = asyncio.create_task(answer(config, b, 60.0))
@@ -84,16 +85,6 @@ async def test_another_doctor_is_reached_at_a_ranks_address_and_a_narrow_path_is
         standing.cancel()
         await asyncio.wait({standing})
     assert (said["peer"], said["mtu"]) == ("fine", "note")
-
-
-async def _free() -> int:
-    transport, _ = await asyncio.get_running_loop().create_datagram_endpoint(
-        asyncio.DatagramProtocol, local_addr=("127.0.0.1", 0)
-    )
-    port = int(transport.get_extra_info("sockname")[1])
-    transport.close()
-    await asyncio.sleep(0)
-    return port
 
 
 def test_what_is_wrong_is_in_the_exit_status_and_in_json(

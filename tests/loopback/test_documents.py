@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch_processes import LOST_AFTER
 
 import quicoll
 import quicoll_transport
@@ -133,7 +134,9 @@ async def train(job, steps):
 
 async def script(block: str, directory: Path) -> None:
     (directory / "allreduce.py").write_text(block)
-    said = program("-m", "quicoll.cli.main", "run", "-n", "2", "allreduce.py", cwd=directory)
+    said = program(
+        "-m", "quicoll.cli.main", "run", "-n", "2", "--lost-after", LOST_AFTER, "allreduce.py", cwd=directory
+    )
     assert sorted(line for line in said.splitlines() if "rank " in line) == [
         "[worker-0] rank 0 of 2: [3. 3. 3.]",
         "[worker-1] rank 1 of 2: [3. 3. 3.]",
@@ -315,7 +318,7 @@ async def a_worker(block: str, directory: Path) -> None:
 
 async def without_asyncio(block: str, directory: Path) -> None:
     (directory / "mean.py").write_text(block)
-    said = program("-m", "quicoll.cli.main", "run", "-n", "2", "mean.py", cwd=directory)
+    said = program("-m", "quicoll.cli.main", "run", "-n", "2", "--lost-after", LOST_AFTER, "mean.py", cwd=directory)
     assert sorted(line for line in said.splitlines() if " after step " in line) == [
         "[worker-0] rank 0: 3.500 after step 30",
         "[worker-1] rank 1: 3.500 after step 30",
@@ -330,8 +333,37 @@ async def by_name(block: str, directory: Path) -> None:
         "x = torch.ones(2)\ndist.all_reduce(x)\nprint(f'sum {x.tolist()}\\n', end='')\ndist.destroy_process_group()\n"
     )
     (directory / "train.py").write_text(head + block + tail)
-    said = program("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "train.py", cwd=directory)
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "train.py"]
+    said = program(*command, cwd=directory, QUICOLL_LOST_AFTER=LOST_AFTER)
     assert said.count("sum [2.0, 2.0]") == 2
+
+
+async def divided_loop(block: str, directory: Path) -> None:
+    """Two ranks; the parameters in the end are those of the loop without `divide`, on one."""
+
+    def looped(made: str, ranks: int) -> set[str]:
+        code = f"""
+import quicoll.blocking, quicoll.checkpoint, quicoll.torch, quicoll.train
+import torch
+torch.manual_seed(1)
+torch.set_num_threads(1)
+dataset = torch.utils.data.TensorDataset(torch.randn(256, 16), torch.arange(256) % 4)
+model = torch.nn.Linear(16, 4)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+with quicoll.blocking.join() as job:
+{textwrap.indent(made, "    ")}
+    for step in training.epochs(1):
+        with step:
+            for x, y in step.shards:
+                step.backward(torch.nn.functional.cross_entropy(model(x), y))
+    print(f"{{len(optimizer.state)}} states, digest {{quicoll.checkpoint.digest(model.state_dict())}}")
+"""
+        (directory / "loop.py").write_text(code)
+        said = program("-m", "quicoll.cli.main", "run", "-n", str(ranks), "--seed", "7", "loop.py", cwd=directory)
+        return {line.split("] ")[-1] for line in said.splitlines() if "digest" in line}
+
+    (alone,) = looped("training = quicoll.torch.Training(job, model, optimizer, dataset, batch_size=64, shards=8)", 1)
+    assert looped(block, 2) == {alone.replace("2 states", "0 states")}
 
 
 async def hooked(block: str, directory: Path) -> None:
@@ -352,7 +384,7 @@ def loss_of(model, x, y):
 assert not torch.equal(first, net.weight)
 dist.destroy_process_group()
 """
-    program("-c", code, cwd=directory)
+    program("-c", code, cwd=directory, QUICOLL_LOST_AFTER=LOST_AFTER)
 
 
 async def routed(block: str, directory: Path) -> None:
@@ -369,7 +401,7 @@ def one(group):
     y.sum().backward()
     assert torch.equal(y, x.detach() ** 2) and torch.equal(x.grad, 2 * x.detach())
 async def main():
-    async with cluster(2) as jobs:
+    async with cluster(2, lost_after={LOST_AFTER}) as jobs:
         await asyncio.gather(*(asyncio.to_thread(one, job.group) for job in jobs))
 asyncio.run(main())
 """
@@ -391,7 +423,7 @@ def one(group):
 {textwrap.indent(block.replace("[nn.Linear(32, 32) for _ in range(8)]", "all_experts"), "    ")}
     return y
 async def main():
-    async with cluster(2) as jobs:
+    async with cluster(2, lost_after={LOST_AFTER}) as jobs:
         found = torch.cat(await asyncio.gather(*(asyncio.to_thread(one, job.group) for job in jobs)))
     best = torch.topk(router(given), 2)
     for row, chosen, share, y in zip(given, best.indices.tolist(), torch.softmax(best.values, 1), found):
@@ -399,6 +431,59 @@ async def main():
 asyncio.run(main())
 """
     program("-c", code, cwd=directory)
+
+
+async def computed_again(block: str, directory: Path) -> None:
+    """A block of two ranks whose gradients are those of the layers that it was made of."""
+    code = f"""
+import asyncio
+import torch
+from torch import nn
+import quicoll.torch
+from quicoll.testing import cluster
+from quicoll.torch.parallel import ParallelMLP
+torch.manual_seed(0)
+up, down, given = nn.Linear(8, 12), nn.Linear(12, 8), torch.randn(3, 8)
+def one(group):
+    block, x = ParallelMLP(up, down, group), given.clone().requires_grad_()
+{textwrap.indent(block, "    ")}
+    y.square().sum().backward()
+    return x.grad
+async def main():
+    async with cluster(2) as jobs:
+        found = await asyncio.gather(*(asyncio.to_thread(one, job.group) for job in jobs))
+    x = given.clone().requires_grad_()
+    down(nn.functional.gelu(up(x))).square().sum().backward()
+    assert torch.equal(*found)
+    torch.testing.assert_close(found[0], x.grad)
+asyncio.run(main())
+"""
+    program("-c", code, cwd=directory)
+
+
+async def meshed(block: str, directory: Path) -> None:
+    code = f"""
+import quicoll.blocking
+import quicoll.torch
+import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+torch.manual_seed(0)
+torch.set_num_threads(1)
+model = nn.Sequential()
+model.up, model.down, x = nn.Linear(8, 12), nn.Linear(12, 8), torch.randn(3, 8)
+y = model(x)
+with quicoll.blocking.join() as job:
+{textwrap.indent(block, "    ")}
+    print(f"rank {{job.rank}} has", *(tuple(each.to_local().shape) for each in model.parameters()))
+    torch.testing.assert_close(model(x), y)
+"""
+    (directory / "mesh.py").write_text(code)
+    said = program("-m", "quicoll.cli.main", "run", "-n", "4", "mesh.py", cwd=directory)
+    assert sorted(line.split("] ")[-1] for line in said.splitlines() if " has " in line) == [
+        f"rank {rank} has (3, 8) (3,) (4, 6) (4,)" for rank in range(4)
+    ]
 
 
 async def checkpoints(block: str, directory: Path) -> None:
@@ -452,9 +537,12 @@ RUNS: dict[str, Run] = {
     "docs/messages.md: async def main():": alone,
     "docs/simulation.md: def split(sim):": scenarios,
     'docs/tiers.md: cold = job.shared_state("archive", consistency="eventual")': tiers,
+    "docs/torch.md: training = quicoll.torch.Training(": divided_loop,
     "docs/torch.md: model = DistributedDataParallel(net)": hooked,
     "docs/torch.md: tokens, came = functional.all_to_all(x, group, counts=counts": routed,
     "docs/torch.md: experts = quicoll.torch.Experts([nn.Linear(32, 32) for _ in ": mixed,
+    'docs/torch.md: mesh = quicoll.torch.device_mesh(job.group, (2, 2), ("dp", "': meshed,
+    "docs/torch.md: y = quicoll.torch.recomputed(block, x, group=group, check=Tr": computed_again,
     'docs/torch_backend.md: dist.init_process_group("quicoll")  # instead of "gloo"': by_name,
     "docs/training.md: sampler = quicoll.data.Sampler(len(points), batch_size=16, s": sampled,
     'docs/training.md: moments = quicoll.Sharded(len(weights), {"m": "float32", "v"': divided,

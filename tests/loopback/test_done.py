@@ -46,7 +46,7 @@ def test_a_worker_killed_just_before_the_end_is_done_when_it_comes_back(tmp_path
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=500,
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -67,7 +67,7 @@ def test_a_spare_that_was_not_needed_ends_with_the_others(tmp_path: Path) -> Non
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=500,
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -365,7 +365,7 @@ async def test_different_calls_in_a_sub_group_are_a_mismatch_on_all_ranks_of_the
                 if job.rank:
                     await calls[job.rank - 1](groups[job.rank])
 
-        got = await asyncio.wait_for(outcomes(jobs, step), 30)
+        got = await asyncio.wait_for(outcomes(jobs, step), 100)
         assert all(isinstance(error, Mismatch) for error in got), got
 
 

@@ -68,7 +68,7 @@ async def coordinator(certs: Path, tmp_path: Path, **settings: Any) -> AsyncIter
 
 
 async def joined(address: str, certs: Path, node: str = "a", **settings: Any) -> int:
-    options = {"job": "alpha", "listen": "127.0.0.1:0", "join_timeout": 10.0, **settings}
+    options = {"job": "alpha", "listen": "127.0.0.1:0", "join_timeout": 100.0, **settings}
     async with quicoll.join(coordinator=address, certs=str(certs), node=node, **options) as job:
         return int((await job.group.all_reduce(np.ones(1)))[0])
 
@@ -103,9 +103,9 @@ async def test_a_foreign_authority_is_refused_by_both_sides(
 ) -> None:
     with caplog.at_level(logging.INFO, logger="quicoll"):
         async with coordinator(certs, tmp_path) as address:
-            with pytest.raises(PeerError, match=r"not joined.*cannot reach the coordinator"):
-                await joined(address, foreign, join_timeout=1.5)
-    assert "certificate" in caplog.text
+            while "certificate" not in caplog.text:  # how long a handshake takes is the machine's
+                with pytest.raises(PeerError, match=r"not joined.*cannot reach the coordinator"):
+                    await joined(address, foreign, join_timeout=1.0)
 
 
 async def test_a_client_that_trusts_us_but_was_signed_elsewhere_is_refused_with_the_reason_in_our_log(
@@ -121,9 +121,9 @@ async def test_a_client_that_trusts_us_but_was_signed_elsewhere_is_refused_with_
         path.chmod(0o600)
     with caplog.at_level(logging.WARNING, logger="quicoll"):
         async with coordinator(certs, tmp_path) as address:
-            with pytest.raises(PeerError, match="not joined"):
-                await joined(address, mixed, join_timeout=1.5)
-            assert "refused a peer" in caplog.text
+            while "refused a peer" not in caplog.text:  # how long a handshake takes is the machine's
+                with pytest.raises(PeerError, match="not joined"):
+                    await joined(address, mixed, join_timeout=1.0)
             # An honest rank still gets in.
             assert await joined(address, certs) == 1
 
@@ -207,14 +207,11 @@ async def test_of_two_processes_under_one_name_that_start_together_one_stays_and
     certs: Path, tmp_path: Path
 ) -> None:
     async with coordinator(certs, tmp_path, world_size=2) as address:
-        said = await asyncio.gather(
-            *(joined(address, certs, join_timeout=3.0) for _ in range(2)), return_exceptions=True
-        )
-    assert all(isinstance(each, PeerError) for each in said)
-    assert sorted(str(each).partition(": ")[2] for each in said) == [
-        "1 of 2 nodes are here: a",
-        "another process of a has joined after this one",
-    ]
+        both = [asyncio.create_task(joined(address, certs)) for _ in range(2)]
+        (told,), (stays,) = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        with pytest.raises(PeerError, match="another process of a has joined after this one"):
+            told.result()
+        assert await asyncio.gather(stays, joined(address, certs, "b")) == [2, 2]
 
 
 async def test_a_process_at_work_ends_when_another_one_of_its_name_joins(certs: Path, tmp_path: Path) -> None:
@@ -285,7 +282,7 @@ async def test_ranks_that_listen_on_every_address_tell_each_other_one_that_can_b
 ) -> None:
     async def addresses(address: str, node: str) -> list[str]:
         async with quicoll.join(
-            coordinator=address, certs=str(certs), node=node, job="alpha", listen=f"{host}:0", join_timeout=20.0
+            coordinator=address, certs=str(certs), node=node, job="alpha", listen=f"{host}:0", join_timeout=100.0
         ) as job:
             assert (await job.group.all_reduce(np.ones(1))).tolist() == [2.0]
             return [shown for member in job.view.members for shown, _ in member.addresses]
@@ -329,9 +326,13 @@ async def test_a_rank_that_wants_another_world_size_is_refused_with_the_reason(c
 
 
 async def test_joining_alone_when_two_are_wanted_says_who_is_missing(certs: Path, tmp_path: Path) -> None:
+    said = ""
     async with coordinator(certs, tmp_path, world_size=2) as address:
-        with pytest.raises(PeerError, match=r"not joined within 3 s: 1 of 2"):
-            await joined(address, certs, join_timeout=3.0)
+        while "not joined within 1 s: 1 of 2 nodes are here: a" not in said:
+            with pytest.raises(PeerError) as told:
+                await joined(address, certs, join_timeout=1.0)
+            said = str(told.value)
+            assert "1 of 2" in said or "cannot reach the coordinator" in said  # not in so short a time
 
 
 def test_the_blocking_face_has_the_same_names_and_results(certs: Path, tmp_path: Path) -> None:

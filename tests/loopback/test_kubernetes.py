@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ports import named_port
 
 from quicoll_transport.security.authority import create_authority, issue
 
@@ -165,9 +165,7 @@ def test_its_commands_make_a_job(file: str, tmp_path: Path) -> None:
         for source in (made / "ca.pem", *made.glob(pattern)):
             (place / "secret" / source.name).write_bytes(source.read_bytes())
             (place / "secret" / source.name).chmod(0o440)  # as of a secret with fsGroup
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = named_port()
     (tmp_path / "train.py").write_text(SCRIPT)
     names = {
         variables(file, "worker")["QUICOLL_COORDINATOR"]: f"127.0.0.1:{port}",

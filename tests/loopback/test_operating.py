@@ -66,7 +66,7 @@ class Seen:
         return [each for each in self.events if each.kind == kind and fields.items() <= each.fields.items()]
 
     async def until(self, condition: Callable[[], Any]) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(100):
             while not condition():
                 self._more.clear()
                 await self._more.wait()
@@ -88,7 +88,7 @@ async def coordinator(certs: Path, **settings: Any) -> AsyncIterator[Coordinator
 
 
 def joining(service: CoordinatorService, certs: Path, node: str, **settings: Any) -> Any:
-    options = {"certs": str(certs), "job": "alpha", "listen": "127.0.0.1:0", "join_timeout": 20.0, **settings}
+    options = {"certs": str(certs), "job": "alpha", "listen": "127.0.0.1:0", "join_timeout": 100.0, **settings}
     return quicoll.join(coordinator=service.address, node=node, **options)
 
 
@@ -134,7 +134,7 @@ async def test_a_certificate_that_the_coordinator_denies_leaves_the_job_and_does
     denied.write_text("# nobody yet\n")
     async with coordinator(certs, world_size=3, observer=seen, deny=denied) as service, AsyncExitStack() as stack:
         jobs = await asyncio.gather(
-            *(stack.enter_async_context(joining(service, certs, node, hold_timeout=20.0)) for node in ("a", "b")),
+            *(stack.enter_async_context(joining(service, certs, node, hold_timeout=100.0)) for node in ("a", "b")),
             stack.enter_async_context(joining(service, certs, "c", hold_timeout=0.5)),
         )
         denied.write_text(f"{fingerprint(certs, 'c')}  # stolen\n")

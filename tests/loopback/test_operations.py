@@ -424,7 +424,7 @@ async def test_a_dropped_handle_keeps_nothing_alive_once_its_operation_has_ended
         inputs.clear()
         del x
         # A barrier does not wait for the operations before it: these end when their last bytes have come.
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(100):
             while any(ref() is not None for ref in watched):
                 await everyone(jobs, lambda job: job.group.barrier())
                 gc.collect()

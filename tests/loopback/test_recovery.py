@@ -20,15 +20,36 @@ pytestmark = [pytest.mark.loopback, pytest.mark.slow]
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "train_loop.py"
 
+# The example, which after step `at` waits until a file is there, inside of the next step, where it sleeps.
+HELD = """
+import asyncio, pathlib, runpy, sys
+
+at, gate, script, *arguments = sys.argv[1:]
+sleep = asyncio.sleep
+
+async def held():
+    while not pathlib.Path(gate).exists():
+        await sleep(0.01)
+
+def gated(seconds):
+    caller = sys._getframe(1)
+    of_example = caller.f_globals["__name__"] == "__main__"
+    return held() if of_example and caller.f_locals["job"].committed_step >= int(at) else sleep(seconds)
+
+asyncio.sleep, sys.argv = gated, [script, *arguments]
+runpy.run_path(script, run_name="__main__")
+"""
+
 
 async def train(
     directory: Path, *arguments: str, workers: int = 2, kill: tuple[str, ...] = (), at: int = 0
 ) -> tuple[RunExit, set[str], list[str]]:
-    """Run the example and kill the named nodes at step `at`; the outcome, the digests, all lines."""
+    """Run the example and kill the named nodes after step `at`; the outcome, the digests, all lines."""
     lines: list[str] = []
-    events = directory / "events"
+    events, gate = directory / "events", directory / "go_on"
+    held = ["-c", HELD, str(at), str(gate)] if kill else []
     supervisor = Supervisor(
-        [sys.executable, str(SCRIPT), "--steps", "130", *arguments],
+        [sys.executable, *held, str(SCRIPT), "--steps", "130", *arguments],
         workers=workers,
         events=events,
         lost_after=1.5,
@@ -44,11 +65,12 @@ async def train(
                 pid = supervisor.pid(node)
                 assert pid is not None
                 os.kill(pid, signal.SIGKILL)
+            gate.touch()
             kill = ()
         await asyncio.wait([running], timeout=0.02)
     outcome = await running
     assert outcome.exit_status == 0, "\n".join(lines)
-    assert not kill, "the run was over before anything was killed"
+    assert not kill
     return outcome, {line.rpartition(" ")[2] for line in lines if "digest" in line}, lines
 
 
@@ -78,7 +100,7 @@ async def test_the_training_loop_example_gives_the_same_digest_on_three_ranks_an
 async def test_training_goes_on_when_the_coordinator_is_killed_and_comes_back(
     tmp_path: Path, undisturbed: set[str]
 ) -> None:
-    outcome, digests, lines = await train(tmp_path, "--pace", "0.01", kill=("coordinator",), at=30)
+    outcome, digests, lines = await train(tmp_path, kill=("coordinator",), at=30)
     assert digests == undisturbed, "\n".join(lines)
     assert outcome.restarts == {"coordinator": 1, "worker-0": 0, "worker-1": 0}
 
@@ -88,9 +110,7 @@ async def test_a_job_whose_workers_all_die_goes_back_to_the_checkpoint_and_to_th
 ) -> None:
     """The journal says more than 100 steps are committed, but no memory holds more than the checkpoint of step 100."""
     saved = tmp_path / "saved"
-    outcome, digests, lines = await train(
-        tmp_path, "--pace", "0.01", "--checkpoints", str(saved), kill=("worker-0", "worker-1"), at=110
-    )
+    outcome, digests, lines = await train(tmp_path, "--checkpoints", str(saved), kill=("worker-0", "worker-1"), at=110)
     assert digests == undisturbed, "\n".join(lines)
     assert outcome.restarts == {"coordinator": 0, "worker-0": 1, "worker-1": 1}
     assert sum("at step 100" in line for line in lines) == 2

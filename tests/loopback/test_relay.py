@@ -59,7 +59,7 @@ async def coordinator(certs: Path, journal: Path, **options: Any) -> AsyncIterat
         )
     )  # fmt: skip
     try:
-        yield await asyncio.wait_for(ready, 30)
+        yield await asyncio.wait_for(ready, 100)
     finally:
         task.cancel()
         await asyncio.wait({task})
@@ -68,14 +68,14 @@ async def coordinator(certs: Path, journal: Path, **options: Any) -> AsyncIterat
 async def sums(address: str, certs: Path, **options: Any) -> list[int]:
     async def member(node: str) -> int:
         async with quicoll.join(
-            coordinator=address, certs=str(certs), node=node, job="alpha", join_timeout=30.0, **options
+            coordinator=address, certs=str(certs), node=node, job="alpha", join_timeout=100.0, **options
         ) as job:
             assert all(member.seen_at is not None for member in job.view.members)
             async with job.step():
                 total = await job.group.all_reduce(np.arange(300_000))
             return int(total[-1])
 
-    return list(await asyncio.wait_for(asyncio.gather(member("a"), member("b")), 60))
+    return list(await asyncio.wait_for(asyncio.gather(member("a"), member("b")), 200))
 
 
 async def test_ranks_that_announce_what_leads_nowhere_meet_where_the_coordinator_sees_them(
@@ -95,8 +95,9 @@ async def test_ranks_between_whom_nothing_passes_meet_through_the_coordinator(
         assert await sums(service.address, certs, advertise=NOWHERE, listen="127.0.0.1:0") == [2 * 299_999] * 2
         table = service.desk.table
         assert table.passed > 1000
-        await asyncio.sleep(0.1)
-        assert len(table) == 0, "what is known of ranks goes with them"
+        async with asyncio.timeout(100):
+            while len(table):  # noqa: ASYNC110 - what is known of ranks goes with them, and nobody tells of it
+                await asyncio.sleep(0.01)
 
 
 @pytest.mark.interpreted  # the socket is one of the test's own, of the one that may be compiled
@@ -111,7 +112,7 @@ async def test_ranks_between_whom_nothing_passes_meet_through_a_relay_of_its_own
     )  # fmt: skip
     try:
         assert relay.stdout is not None
-        line = (await asyncio.wait_for(relay.stdout.readline(), 60)).decode()
+        line = (await asyncio.wait_for(relay.stdout.readline(), 100)).decode()
         assert line.startswith("relay of job alpha, listening on 127.0.0.1:")
         port = int(line.rpartition(":")[2])
         async with coordinator(certs, tmp_path / "journal", relay=f"127.0.0.1:{port}") as service:
@@ -120,7 +121,7 @@ async def test_ranks_between_whom_nothing_passes_meet_through_a_relay_of_its_own
             assert len(service.desk.table) == service.desk.table.passed == 0
     finally:
         relay.send_signal(signal.SIGTERM)
-        assert await asyncio.wait_for(relay.wait(), 30) == 0
+        assert await asyncio.wait_for(relay.wait(), 100) == 0
 
 
 @pytest.mark.parametrize(

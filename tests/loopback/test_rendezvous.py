@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch_processes import LOST_AFTER
 
 from quicoll import Config, LocalError, PeerError
 from quicoll.rendezvous.meeting import meet_ranks, meets
@@ -27,7 +29,7 @@ def clean(extra: Mapping[str, str]) -> dict[str, str]:
     others = ("QUICOLL_", "SLURM_", "TORCHELASTIC_", "OMPI_", "PMI_", "RANK", "WORLD_SIZE", "MASTER_", "LOCAL_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(others)}
     path = os.pathsep.join([str(ROOT), str(ROOT / "transport"), os.environ.get("PYTHONPATH", "")])
-    return {**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **extra}
+    return {**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "QUICOLL_LOST_AFTER": LOST_AFTER, **extra}
 
 
 def task(rank: int, directory: Path, **more: str) -> dict[str, str]:
@@ -143,6 +145,24 @@ async def test_each_rank_keeps_its_key_and_gets_a_certificate_of_one_authority(t
     assert all(found.trust == met[0][1].trust for _, found in met)
     assert len(gone) == 3
     assert not any(map(os.path.exists, gone))
+
+
+LEAVING = """
+import subprocess, sys
+from quicoll.rendezvous.meeting import _leave
+
+process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], stdout=-3, stderr=-3)
+_leave(process)
+print(process.pid)
+"""
+
+
+@pytest.mark.slow
+def test_a_program_that_leaves_its_coordinator_to_itself_ends_without_a_warning() -> None:
+    command = [sys.executable, "-W", "error", "-c", LEAVING]
+    ended = subprocess.run(command, env=clean({}), capture_output=True, text=True, timeout=500, check=True)
+    os.kill(int(ended.stdout), signal.SIGKILL)
+    assert ended.stderr == ""
 
 
 async def test_two_ranks_of_one_name_are_told(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from quicoll import Event, Job, LocalError, Mismatch, Partitioned, PeerError, Qu
 from quicoll.numerics.buffers import tensor_digest
 from quicoll.numerics.dtypes import DTYPES
 from quicoll.testing import cluster, disturb_network
-from quicoll_transport.faults.compose import Cut, Hold, Installed
+from quicoll_transport.faults.compose import Cut, Datagram, Delivery, Hold, Installed, Rng
 
 
 async def outcomes(jobs: list[Job], work: Callable[[Job], Any]) -> list[Any]:
@@ -438,9 +438,18 @@ async def test_a_rank_without_a_quorum_raises_partitioned_and_goes_on_when_it_is
         assert await outcomes(jobs, one_step) == [1, 1]
         for job in jobs:
             job.register_state(lambda: {}, lambda new: None)
-        async with disturb_network(jobs[1], Cut()):
+        cut, inside = AsyncExitStack(), asyncio.Barrier(2)
+
+        async def cut_step(job: Job) -> None:
+            async with job.step():
+                await inside.wait()  # who is not inside when the view ends waits for the next one
+                if job.rank == 1:
+                    await cut.enter_async_context(disturb_network(job, Cut()))
+                await job.group.barrier()
+
+        async with cut:
             # one of two nodes is no majority: both hold, the one with the coordinator too
-            assert [type(error) for error in await outcomes(jobs, one_step)] == [StepAborted, StepAborted]
+            assert [type(error) for error in await outcomes(jobs, cut_step)] == [StepAborted, StepAborted]
             held = await outcomes(jobs, one_step)
         assert [type(error) for error in held] == [Partitioned, Partitioned], held
         assert all("no view within 1 s" in str(error) for error in held)
@@ -462,22 +471,28 @@ async def test_a_vote_without_an_answer_is_neither_applied_nor_discarded_until_t
 
         for job in jobs:
             job.register_state(lambda: {}, lambda new: pytest.fail("both ranks have the step: nothing to hand over"))
-        coordinator = jobs.coordinator
-        deaf = jobs[1]._engine.endpoint.address
+        engines = [job._engine for job in jobs]
+        deaf = Cut(outgoing=True, addresses=(engines[1].endpoint.address[:2],))
+
+        class Silence:
+            """From when both have voted, and nobody has the answer, rank 1 does not hear the coordinator, which still
+            hears it. All of them are on one thread."""
+
+            begun = False
+
+            def decide(self, datagram: Datagram, now_ns: int, rng: Rng) -> list[Delivery] | None:
+                self.begun = self.begun or all(engine.steps.cast is not None for engine in engines)
+                return deaf.decide(datagram, now_ns, rng) if self.begun else None
 
         async def silence() -> Installed:
-            """From now on the coordinator is not heard by rank 1, but still hears it."""
-            return coordinator.faults.add(Cut(outgoing=True, addresses=(deaf[:2],)))
+            return jobs.coordinator.faults.add(Silence())
 
         async def step(job: Job) -> None:
             async with job.step() as step:
                 await job.group.barrier()
                 step.on_commit(lambda: applied.append((job.rank, step.number)))
-                if job.rank == 1:
-                    cuts.append(await job._runtime.call(silence()))
-                await job.group.barrier()
 
-        cuts: list[Installed] = []
+        silenced = await jobs[1]._runtime.call(silence())
         first = asyncio.create_task(step(jobs[0]))
         second = asyncio.create_task(step(jobs[1]))
         await first
@@ -487,7 +502,7 @@ async def test_a_vote_without_an_answer_is_neither_applied_nor_discarded_until_t
                 await second
             assert applied == [(0, 1)]
             assert jobs[1].committed_step == 0
-        jobs[1]._runtime.loop.call_soon_threadsafe(cuts[0].remove)
+        jobs[1]._runtime.loop.call_soon_threadsafe(silenced.remove)
         if patience == 30.0:
             await second
             assert applied == [(0, 1), (1, 1)]

@@ -58,7 +58,7 @@ async def late(
                 raised[job.rank] = error
                 raise
 
-    steps = await asyncio.wait_for(asyncio.gather(*(step(job) for job in jobs), return_exceptions=True), 30)
+    steps = await asyncio.wait_for(asyncio.gather(*(step(job) for job in jobs), return_exceptions=True), 100)
     return raised, steps
 
 
@@ -141,7 +141,7 @@ async def test_an_out_of_the_wrong_size_is_its_owners_error_and_the_others_hear_
         async def gather(job: Job) -> Any:
             return await job.group.all_gather(np.ones(2), out=out if job.rank else None)
 
-        got = await asyncio.wait_for(asyncio.gather(*map(gather, jobs), return_exceptions=True), 30)
+        got = await asyncio.wait_for(asyncio.gather(*map(gather, jobs), return_exceptions=True), 100)
         assert isinstance(got[1], LocalError)
         assert type(got[0]) is PeerError
         assert (got[0].rank, got[0].node) == (1, "worker-1")
@@ -187,7 +187,7 @@ async def test_a_rank_may_be_any_integer_and_nothing_else() -> None:
             ]
             return [await handle for handle in handles]
 
-        got = await asyncio.wait_for(asyncio.gather(*map(move, jobs)), 30)
+        got = await asyncio.wait_for(asyncio.gather(*map(move, jobs)), 100)
         assert got[0][0].tolist() == got[0][5].tolist() == [1.0, 1.0]
         assert got[1][1].tolist() == [1.0, 1.0]
         group = jobs[0].group
@@ -205,7 +205,7 @@ async def test_a_rank_that_cannot_take_the_state_is_named_to_those_who_wait_for_
         for job in jobs:
             job.register_state(lambda: {"x": np.ones(3)}, lambda state: {}["missing"])
         jobs[0].resume_from(5)
-        got = await asyncio.wait_for(asyncio.gather(*(enter(job) for job in jobs), return_exceptions=True), 30)
+        got = await asyncio.wait_for(asyncio.gather(*(enter(job) for job in jobs), return_exceptions=True), 100)
         assert isinstance(got[1], KeyError)
         assert type(got[0]) is StepAborted
         assert got[0].node == "worker-1"

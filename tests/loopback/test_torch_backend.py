@@ -5,8 +5,10 @@ torch's own suite does not look at values of most of these. Three ranks are thre
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -388,6 +390,76 @@ def test_a_future_gives_the_tensors_and_a_callback_may_start_operations(ranks: R
         assert result[0].tolist() == [9.0] * 3
 
 
+def test_a_future_asked_for_after_the_wait_is_done_at_once(ranks: Ranks) -> None:
+    def waited(group: Any, rank: int) -> Any:
+        work = group.allreduce([torch.ones(1)])
+        work.wait()
+        return work.get_future().done()
+
+    assert ranks.all(waited) == [True] * WORLD
+
+
+def test_a_work_that_torchs_code_alone_holds_ends_there_too(ranks: Ranks) -> None:
+    """As DDP's `join` holds one: Python has let go of it, before or after the operation was over."""
+
+    def handed_on(group: Any, rank: int) -> Any:
+        found = []
+        for over_before in (True, False):
+            x = torch.ones(1)
+            work = group.allreduce([x])
+            if over_before:
+                group.barrier().wait()
+                while not work._settled.is_set():
+                    threading.Event().wait(0.001)
+            torch._C._distributed_c10d._register_work(x, work)
+            del work
+            gc.collect()
+            torch.ops._c10d_functional.wait_tensor(x)
+            found.append(float(x))
+        return found
+
+    assert ranks.all(handed_on) == [[3.0, 3.0]] * WORLD
+
+
+def test_what_nobody_waits_for_is_not_kept_for_ever(ranks: Ranks) -> None:
+    def left(group: Any, rank: int) -> Any:
+        x = torch.ones(1)
+        kept = weakref.ref(group.allreduce([x]))
+        for _ in range(1100):
+            work = group._work("a part", [], [], len, 0.0, 60.0, None)
+        work.wait()
+        group.barrier().wait()
+        until = time.monotonic() + 60
+        while kept() is not None and time.monotonic() < until:
+            threading.Event().wait(0.01)
+            gc.collect()
+        return kept() is None, float(x)
+
+    assert ranks.all(left) == [(True, 3.0)] * WORLD
+
+
+def test_a_profile_shows_operations_as_asynchronous_events(ranks: Ranks) -> None:
+    def operations(group: Any) -> None:
+        group.allreduce([torch.ones(3)]).wait()
+        group.broadcast([torch.ones(2, 2)], 0).wait()
+        group.all_gather_single(torch.empty(WORLD), torch.ones(1)).wait()
+
+    def profiled(group: Any, rank: int) -> Any:
+        if rank:
+            return operations(group)
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        with torch.profiler.profile(activities=activities) as profile:
+            operations(group)
+        ours = [each for each in profile.events() if each.name.startswith("quicoll:")]
+        return [(each.name, each.is_async) for each in ours]
+
+    assert ranks.all(profiled)[0] == [
+        ("quicoll:all_reduce", True),
+        ("quicoll:broadcast", True),
+        ("quicoll:all_gather_into_tensor", True),
+    ]
+
+
 def test_who_only_asks_whether_it_is_over_finds_the_result_there(ranks: Ranks) -> None:
     def poll(group: Any, rank: int) -> Any:
         x = torch.ones(1)
@@ -452,7 +524,7 @@ def test_a_wait_of_its_own_length_ends_and_the_operation_goes_on(ranks: Ranks) -
             return None
         work = group.allreduce([x])
         if rank == 0:
-            with pytest.raises(RuntimeError, match=r"Timed out after 0\.05 s; it goes on"):
+            with pytest.raises(RuntimeError, match=r"Timed out waiting 50ms; it goes on"):
                 work.wait(timedelta(seconds=0.05))
             go.set()
         work.wait()
@@ -533,17 +605,33 @@ def test_who_does_not_come_is_named_when_the_time_has_passed() -> None:
         found = two.each(absent)[0]
         assert isinstance(found, quicoll.PeerError)
         assert "rank 1 (worker-1) did not call all_reduce" in str(found)
-        assert "Timed out after 0.5 s" in str(found)
+        assert "Timed out waiting 500ms" in str(found)
         later = two.each(lambda group, rank: group.barrier().wait())
     assert [type(error).__name__ for error in later] == ["PeerError", "PeerError"]
 
 
+@pytest.mark.parametrize(("every", "says"), [(False, "Rank 1"), (True, "Ranks 1, 2")])
+def test_a_monitored_barrier_says_who_has_not_come_in_gloos_words_and_ours(every: bool, says: str) -> None:
+    with torch_ranks(4) as four:
+
+        def come(group: Any, rank: int) -> Any:
+            if rank in (0, 3):
+                group.monitored_barrier(timedelta(seconds=0.5), wait_all_ranks=every)
+
+        first, _, _, last = four.each(come)
+    ours = "rank 1 (worker-1), rank 2 (worker-2) did not call barrier"
+    assert f"{says} failed to pass monitoredBarrier in 500ms: {ours}" in str(first)
+    assert "Rank 3 successfully reached monitoredBarrier, but received errors while waiting for send/recv" in str(last)
+    assert all(isinstance(error, quicoll.PeerError) for error in (first, last))
+
+
 def test_a_lost_rank_ends_all_operations_of_the_others() -> None:
     with torch_ranks(3, lost_after=0.6) as three:
-        waiting = threading.Barrier(2)
+        waiting = threading.Barrier(3)
 
         def lose(group: Any, rank: int) -> Any:
             if rank == 2:
+                waiting.wait(60)  # the others' operations have begun
                 quicoll.testing.cut_network(three.jobs[2], seconds=600)
                 return None
             work = group.recv_anysource([torch.empty(1)], 0) if rank else group.allreduce([torch.ones(1)])

@@ -18,6 +18,20 @@ pytestmark = [pytest.mark.loopback, pytest.mark.slow]
 HELPERS = Path(__file__).parents[1] / "helpers"
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
+# The example, of which one process waits for its end as soon as it has told its first loss.
+HELD = """
+import builtins, os, runpy, sys, time
+
+def told(*words, say=print, **options):
+    say(*words, **options)
+    first = (os.environ["QUICOLL_NODE"], os.environ["QUICOLL_RESTARTS"]) == ("worker-1", "0")
+    if first and words[0].startswith("loss"):
+        time.sleep(600)
+
+builtins.print = told
+runpy.run_path(sys.argv[1], run_name="__main__")
+"""
+
 
 async def digests(workers: int, *, kill: bool = False) -> set[str]:
     """Run the example, and kill a worker once it has told its first loss; the digests at the end."""
@@ -32,7 +46,7 @@ async def digests(workers: int, *, kill: bool = False) -> set[str]:
         lines.append(f"{node} {line}")
 
     supervisor = Supervisor(
-        [sys.executable, str(EXAMPLES / "torch_loop.py")],
+        [sys.executable, *(["-c", HELD] if kill else []), str(EXAMPLES / "torch_loop.py")],
         workers=workers, seed=7, lost_after=1.5, backoff=0.1, output=output,
     )  # fmt: skip
     outcome = await supervisor.run()

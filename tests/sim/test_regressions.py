@@ -218,6 +218,12 @@ def test_a_worker_that_comes_back_while_its_last_process_was_to_hand_over_lets_t
     assert outcome.error is None, outcome.error
 
 
+def test_a_rank_that_sleeps_behind_a_translator_may_begin_a_step_of_a_view_that_is_over() -> None:
+    """Seed 4241: its mapping had expired, so when it woke it heard of the commit before, and not of the view's end."""
+    outcome = run_seed(4241)
+    assert outcome.error is None, outcome.error
+
+
 TEACHERS_LOST = """
 sim.at(2.54).lie(0, 1)
 sim.at(3.6642).crash(0).crash(2).crash(3)

@@ -161,12 +161,12 @@ def test_spares_in_a_network_that_loses_much_change_no_bit(seed: int) -> None:
     assert ends(outcome) == ends(undisturbed()[0])
 
 
-async def sharded_worker(job: Job, sim: Simulation, *, backup: int) -> Any:
+async def sharded_worker(job: Job, sim: Simulation, *, backup: int, steps: int) -> Any:
     """Steps that change all of a state of which each rank owns a part, and the next ones keep copies."""
     moments = Sharded(OWNED, {"m": "float32"}, blocks=12, backup=backup)
     held = {"count": np.zeros(1)}
     job.register_state(lambda: held, lambda state: held.update(count=state["count"].copy()), sharded={"a": moments})
-    while job.committed_step < STEPS:
+    while job.committed_step < steps:
         try:
             async with job.step() as step:
                 await moments.stage(step, {"m": moments["m"] + np.float32(step.number)})
@@ -177,27 +177,27 @@ async def sharded_worker(job: Job, sim: Simulation, *, backup: int) -> Any:
 
 
 def run_sharded(
-    events: Callable[[Simulation], object], *, backup: int = 1, spares: int = 1, seed: int = 11
+    events: Callable[[Simulation], object], *, backup: int = 1, spares: int = 1, seed: int = 11, steps: int = STEPS
 ) -> tuple[Outcome, Recording]:
     recording = Recording()
     settings = Settings(ranks=3, spares=spares, warm_spares=spares, lost_after=0.5, limit=60.0)
-    program = functools.partial(sharded_worker, backup=backup)
+    program = functools.partial(sharded_worker, backup=backup, steps=steps)
     simulation = Simulation(program, seed=seed, settings=settings, compute=0.1, recorder=recording.record)
     events(simulation)
     return simulation.run(), recording
 
 
-def demand_all_of_it(outcome: Outcome) -> None:
+def demand_all_of_it(outcome: Outcome, steps: int = STEPS) -> None:
     """Each element was given its value in every step, once, and has one owner."""
     assert outcome.error is None, outcome.error
-    assert outcome.committed == STEPS
-    total = np.float32(sum(range(1, STEPS + 1)))
+    assert outcome.committed == steps
+    total = np.float32(sum(range(1, steps + 1)))
     covered = 0
     for result in outcome.results:
         if result is None:
             continue
         count, values, mine = result
-        assert count == STEPS
+        assert count == steps
         assert np.frombuffer(values, np.float32).tolist() == [total] * (mine.stop - mine.start)
         covered += mine.stop - mine.start
     assert covered == OWNED
@@ -236,6 +236,30 @@ def test_a_spare_whose_place_is_in_the_middle_has_the_blocks_of_that_one() -> No
     last = [entry for entry in recording.entries if entry.kind == "shards_received" and entry.t_ns > 1_600_000_000]
     assert [entry.who for entry in last if entry.who == "worker-1"] == []
     assert longest_pause_s(recording) < 1
+
+
+def test_a_spare_whose_place_is_neither_by_its_name_nor_by_its_number_has_the_blocks_of_the_one_that_it_gets() -> None:
+    """The ranks are worker-4, worker-5 and "extra", and worker-3 stands by: the first in order, whatever it can see."""
+
+    def replaced(sim: Simulation) -> None:
+        for at, rank in enumerate(range(3)):
+            sim.at(0.8 + at).crash(rank)
+        sim.at(3.8).join("extra")
+        sim.at(4.4).crash(3)
+        sim.at(5.2).restart(3)
+        sim.at(6.4).crash("extra")
+        sim.at(12.0).heal()
+
+    outcome, recording = run_sharded(replaced, spares=3, steps=60)
+    demand_all_of_it(outcome, steps=60)
+    found = views(recording)
+    at = found.index(("worker-3", "worker-4", "worker-5"), found.index(("worker-4", "worker-5", "extra")))
+    assert found[at - 1] == ("worker-4", "worker-5", "extra")
+    assert told(recording, "worker-3", "standing_by")[-1]
+    took = [e.t_ns for e in recording.entries if e.kind == "view_installed" and e.who == "coordinator"][at]
+    assert took > 6_400_000_000
+    came = [e.t_ns for e in recording.entries if e.kind == "shards_received" and e.who == "worker-3"]
+    assert [t_ns for t_ns in came if 5_200_000_000 < t_ns < took + 1_000_000_000] == []
 
 
 def test_a_spare_has_no_blocks_of_a_state_that_nobody_else_has_a_copy_of() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,12 +10,16 @@ import numpy as np
 import pytest
 import torch
 
+from quicoll import checkpoint
+from quicoll.checkpoint.catalogue import manifest_name
 from quicoll.errors import Diverged, LocalError, ShardLost
 from quicoll.sim import Settings, Simulation
 from quicoll.tiers.tier_set import TierSet
-from quicoll.train import Divide, Part, TorchTask, Worker
+from quicoll.train import CheckpointPolicy, Divide, Part, TorchTask, Worker
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from quicoll.job import Job
     from quicoll.sim import Outcome
     from quicoll.train import Task
@@ -324,6 +329,97 @@ def test_workers_that_divide_otherwise_are_refused_by_name() -> None:
     Simulation(one, seed=3, settings=Settings(ranks=3, limit=60.0), compute=0.1).run()
     assert list(errors) == ["worker-1"]
     assert "'divided': 37 elements in 16 blocks of (m: float32, v: float32), backup=1 on" in errors["worker-1"]
+
+
+# -- nodes with disks of their own -------------------------------------------------------------------------------------
+
+
+class Machines:
+    """Lives of one job on machines with disks of their own: each is killed whole, and the next one finds the disks."""
+
+    def __init__(self, place: Path, *, copies: int) -> None:
+        self.place = place
+        self.copies = copies
+        self.began: dict[str, int | None] = {}
+
+    def live(self, ranks: int, *, kill: float | None = None) -> Outcome:
+        """One life, to its end, or until all processes are killed."""
+
+        async def one(job: Job) -> Any:
+            task = AdamWave()
+            policy = CheckpointPolicy(self.place / job.node, every=4, shared=False, copies=self.copies)
+            worker = Worker(job, task, shards=SHARDS, divide=Divide(16), checkpoints=policy)
+            try:
+                result = await worker.run(steps=STEPS)
+            except ShardLost as error:
+                return str(error)
+            self.began[job.node] = result.resumed_from
+            return bits(task), result.digest
+
+        limit = 120.0 if kill is None else kill + 1.0
+        sim = Simulation(one, seed=3, settings=Settings(ranks=ranks, limit=limit), compute=0.1)
+        if kill is not None:
+            for rank in range(ranks):
+                sim.at(kill).crash(rank)
+        return sim.run()
+
+    def steps(self, node: str) -> list[int]:
+        return [found.step for found in checkpoint.stored(self.place / node)]
+
+    def lose(self, node: str) -> None:
+        shutil.rmtree(self.place / node)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "lost", "moved"),
+    [
+        (5, "worker-0", ""),  # a node was replaced, and two are new
+        (3, "worker-1", ""),
+        (2, "", ""),  # fewer: the third one's disk is gone with it
+        (2, "worker-1", "worker-2"),  # and one of them stands on another machine now
+    ],
+)
+def test_a_job_that_was_killed_whole_goes_on_from_what_is_on_any_of_its_disks(
+    ranks: int, lost: str, moved: str, tmp_path: Path
+) -> None:
+    alone = ends(divided(AdamWave, 1, divide=Divide(16)))
+    machines = Machines(tmp_path, copies=2)
+    machines.live(3, kill=1.7)
+    newest = machines.steps("worker-2")[0]
+    assert 4 <= newest < STEPS
+    if lost:
+        machines.lose(lost)
+    if moved:
+        (tmp_path / moved).rename(tmp_path / lost)
+    assert ends(machines.live(ranks)) == alone
+    assert machines.began == {
+        f"worker-{rank}": newest if rank < 3 and (moved or lost != f"worker-{rank}") else None for rank in range(ranks)
+    }
+
+
+def test_a_job_that_was_killed_as_its_manifest_was_written_goes_on_though_one_disk_alone_has_it(tmp_path: Path) -> None:
+    """Each piece is on one disk, and two of the three disks know nothing of it."""
+    alone = ends(divided(AdamWave, 1, divide=Divide(16)))
+    machines = Machines(tmp_path, copies=1)
+    machines.live(3, kill=1.7)
+    newest = machines.steps("worker-2")[0]
+    for node in ("worker-0", "worker-1"):
+        (tmp_path / node / manifest_name(newest)).unlink()
+    assert ends(machines.live(3)) == alone
+    assert machines.began["worker-2"] == newest
+    assert max(machines.began["worker-0"] or 0, machines.began["worker-1"] or 0) < newest
+
+
+def test_a_begin_stops_the_job_with_the_name_of_what_is_on_no_disk(tmp_path: Path) -> None:
+    machines = Machines(tmp_path, copies=1)
+    machines.live(3, kill=1.7)
+    newest = machines.steps("worker-2")[0]
+    machines.lose("worker-1")
+    outcome = machines.live(3)
+    assert outcome.committed == 0
+    (said,) = {result for result in outcome.results if result is not None}
+    assert f"of 'optimizer' (m, v) as after step {newest}, from which the job goes on" in said
+    assert "can be read on none of worker-0, worker-1, worker-2" in said
 
 
 # -- tiers -------------------------------------------------------------------------------------------------------------

@@ -219,14 +219,18 @@ class Formation:
         if history.seed is None:
             raise LocalError("there is no view before the seed is recorded")
         self._waits_for_absent = False
-        workers = min(len(chosen), self._limit(history))  # `choose` shows a spare where all places are taken alone
+        count = min(len(chosen), self._limit(history))  # `choose` shows a spare where all places are taken alone
+        workers, spares = chosen[:count], chosen[count:]
+        members = [candidate.member(rank) for rank, candidate in enumerate(workers)]
+        for rank, spare in enumerate(spares, count):
+            members.append(spare.member(rank, place=sum(each.rank_key < spare.rank_key for each in workers)))
         committed_step = history.committed_step
         if history.view is None:
             # A new journal: go on from the newest state that a node has loaded.
             committed_step = max(candidate.committed_step for candidate in chosen)
         return View(
             view_id=history.last_view_id + 1,
-            members=tuple(candidate.member(rank, spare=rank >= workers) for rank, candidate in enumerate(chosen)),
+            members=tuple(members),
             seed=history.seed,
             committed_step=committed_step,
             committed_view=history.committed_view,

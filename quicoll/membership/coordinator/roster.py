@@ -77,7 +77,8 @@ class Candidate:
         """Where it is seen, if others were not told so: an address translator is between. None: there is none."""
         return None if self.seen_at in self.join.addresses or not self.join.addresses else self.seen_at
 
-    def member(self, rank: int, *, spare: bool = False) -> Member:
+    def member(self, rank: int, *, place: int | None = None) -> Member:
+        """Return it as a member of a view. place: of a spare; after how many of the ranks it stands."""
         return Member(
             rank=rank,
             node=self.node,
@@ -86,7 +87,8 @@ class Candidate:
             seen_at=self.behind,
             site=self.join.site,
             committed_step=self.committed_step,
-            spare=spare,
+            spare=place is not None,
+            place=place or 0,
         )
 
 

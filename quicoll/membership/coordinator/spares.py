@@ -11,6 +11,12 @@ view, and no state. A warm one (`warm_spares`) has both:
              becomes free, in the next view, like any member that is behind
     at work  in a view as a rank
 
+Its place. Ranks stand in the order of their hints and names, a spare that takes a place among them. The view in which
+it is shown tells it after how many of the ranks that is (`Member.place`): the ranks' hints are known here alone. So the
+blocks that it is kept warm with are those of the place that it gets, whichever rank is lost: that one, or the one
+before it. Were it given the lost rank's place, and the others kept theirs, it would have to be warm for any of them,
+with the blocks of all; as it is, those behind the lost rank move up by one, to blocks of which they have the copies.
+
 Invariants: a spare counts neither for a quorum nor as a holder of the state; it takes no rank of another one, and no
 place while the others need none; one at a time is shown, at a boundary of an installed view, after a step was
 committed, and only where all places are taken.

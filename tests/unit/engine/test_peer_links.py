@@ -279,3 +279,15 @@ def test_the_error_says_by_which_ways_a_node_was_tried(bench: Bench) -> None:
     bench.turn()
     assert bench.formed == [(7, ("c",))]
     assert bench.why == "no link to c: by relay: no answer (behind NAT; dialled from here; the relay sleeps)"
+
+
+def test_nothing_is_dialled_any_more_when_the_rank_has_left(bench: Bench) -> None:
+    """Seed 6152: the relay's answer came while the endpoint said good-bye, which makes no links any more."""
+    bench.form(7, HIDDEN)
+    dialled = {node: list(addresses) for node, addresses in bench.dialled.items()}
+    bench.peers.stop()
+    bench.detours.on_way("c", ("192.0.2.9", 4433))
+    bench.peers.expect(ExpectPeer(HIDDEN[0], HIDDEN[1]))
+    bench.turn()
+    assert bench.dialled == dialled
+    assert len(bench.made) == 2

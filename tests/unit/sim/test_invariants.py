@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from quicoll.membership.coordinator.history import InstalledView
+from quicoll.membership.view import Member, View
 from quicoll.sim.digests import state_digest
 from quicoll.sim.invariants import Checker
 
@@ -70,7 +72,7 @@ def test_a_state_that_is_torn_is_held_no_more_and_what_is_taken_then_does_not_go
     made.state("worker-1", 7, 7, None)
     made.torn("worker-1")
     made.state("worker-2", 0, 9, None)
-    made.began("worker-2", 10)
+    made.began("worker-2", 10, 1)
     made.state("worker-1", 0, 9, None)
     assert broken(made) == ""
 
@@ -90,8 +92,27 @@ def test_a_state_of_a_checkpoint_is_as_new_as_the_decision_that_it_was_made_afte
     made.state("worker-2", 9, 9, None)
     made.ended("worker-2")
     made.brought("worker-2", 9)
-    made.began("worker-2", 10)
+    made.began("worker-2", 10, 1)
     made.state("worker-1", 0, 9, None)
     assert broken(made) == ""
     made.state("worker-2", 7, 7, None)
     assert "the state of worker-2 went back from (0, 9) to (7, 7)" in broken(made)
+
+
+def installed(view_id: int, *nodes: str) -> InstalledView:
+    members = tuple(Member(rank=rank, node=node, incarnation=1) for rank, node in enumerate(nodes))
+    return InstalledView(View(view_id=view_id, members=members, seed=0, committed_step=0, committed_view=0))
+
+
+def test_who_was_asleep_may_begin_a_step_of_a_view_that_is_over_but_not_of_the_last_one() -> None:
+    """Seed 4241: it heard of the commit of step 1 when it woke, and of nothing that came after."""
+    made = Checker(lambda: 0.0, seed=1, world_size=3)
+    made.appended(installed(1, *NODES))
+    made.commits.update(dict.fromkeys(range(1, 10), (1, b"")))
+    made.appended(installed(2, "worker-0", "worker-1"))
+    made.state("worker-2", 1, 1, None)
+    made.state("worker-1", 9, 9, None)
+    made.began("worker-2", 2, 1)
+    assert broken(made) == ""
+    made.began("worker-2", 2, 2)
+    assert "worker-2 begins step 2 from (1, 1), and worker-1 holds (9, 9)" in broken(made)

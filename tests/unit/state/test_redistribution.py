@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from memory_group import Hub, MemoryGroup
 
-from quicoll.errors import Corrupted, LocalError, ShardLost
+from quicoll.errors import Corrupted, Diverged, LocalError, PeerError, ShardLost
 from quicoll.membership.view import Member, View
 from quicoll.state.layout import Layout
 from quicoll.state.redistribution import redistribute
@@ -292,3 +292,151 @@ async def test_where_all_are_about_to_leave_nothing_is_handed_over() -> None:
     await cluster.meet(cluster.nodes)
     await cluster.train()
     assert await cluster.meet(cluster.nodes, ("n0", "n1")) == [0, 0]
+
+
+# -- a job that goes on from a checkpoint, with disks of its ranks' own ---------------------------------------------
+
+
+class Disk:
+    """The blocks that one node's disk has, as after step 4. index: whether it knows where they are."""
+
+    def __init__(self, blocks: Sequence[int], *, index: bool = True, wrong: Sequence[int] = ()) -> None:
+        self.blocks, self.wrong = blocks, wrong
+        self.known: bytes | None = b"where pieces are" if index else None
+        self.reads: list[int] = []
+
+    def read(self, step: int, name: str, start: int, stop: int) -> Any:
+        block = next(each for each in range(BLOCKS) if each * LENGTH // BLOCKS == start)
+        if step != 4 or block not in self.blocks or self.known is None:
+            raise OSError(f"elements {start} to {stop} are not on this disk")
+        self.reads.append(block)
+        return values(step, name, start, stop) + (block in self.wrong)
+
+    def of_step(self, step: int) -> bytes | None:
+        return self.known if step == 4 else None
+
+    def take(self, step: int, index: bytes) -> None:
+        if index != b"where pieces are":
+            raise ValueError("this is no index")
+        self.known = index
+
+
+def resumed(disks: Sequence[Disk], backup: int = 0) -> Cluster:
+    cluster = Cluster(len(disks), backup)
+    cluster.step = 4
+    for node, disk in zip(cluster.nodes, disks, strict=True):
+        node.sharded = Sharded(LENGTH, PIECES, blocks=BLOCKS, backup=backup, read=disk.read)
+        node.sharded.index = disk
+        node.sharded.pieces.begin_at(4)
+    return cluster
+
+
+@pytest.mark.parametrize("backup", [0, 1])
+@pytest.mark.parametrize(
+    "disks",
+    [
+        ([0, 1, 2, 3, 4, 5], []),  # a node was replaced
+        ([3, 4, 5], [0, 1, 2]),  # the disks have changed places
+        ([0, 1], [2, 3], [4, 5], []),  # more ranks than wrote it
+        ([], [5, 0, 1], [1, 2, 3, 4]),  # fewer, and a copy of one block
+    ],
+)
+async def test_a_begin_finds_every_block_on_whatever_ranks_disk_it_is(disks: Any, backup: int) -> None:
+    cluster = resumed([Disk(blocks) for blocks in disks], backup)
+    found = await cluster.meet(cluster.nodes)
+    assert not any(isinstance(each, Exception) for each in found), found
+    assert sum(found) > 0
+    cluster.check()
+    await cluster.train()
+    cluster.check()
+
+
+async def test_a_begin_from_disks_that_have_it_all_tells_but_bits_and_moves_nothing() -> None:
+    cluster = resumed([Disk([0, 1, 2]), Disk([3, 4, 5])])
+    assert await cluster.meet(cluster.nodes) == [0, 0]
+    assert [hub.log for hub in cluster.hubs] == [["all_gather"] * 2, [], [], []]
+    cluster.check()
+
+
+async def test_a_begin_reads_for_others_no_more_than_they_lack() -> None:
+    disks = [Disk(range(BLOCKS)), Disk([3, 4])]
+    cluster = resumed(disks)
+    assert await cluster.meet(cluster.nodes) == [0, 1]
+    assert [sorted(set(disk.reads)) for disk in disks] == [[0, 1, 2, 5], [3, 4]]
+
+
+async def test_a_disk_that_lacks_the_index_gets_it_and_gives_what_it_has() -> None:
+    """Its process was killed as the checkpoint was completed: the pieces are there, the manifest is elsewhere."""
+    disks = [Disk([0, 1]), Disk([2, 3], index=False), Disk([4, 5])]
+    cluster = resumed(disks)
+    assert await cluster.meet(cluster.nodes) == [0, 0, 0]
+    cluster.check()
+    assert disks[1].known == disks[0].known
+
+
+async def test_an_index_that_cannot_be_used_costs_what_is_on_that_disk_alone() -> None:
+    disks = [Disk(range(BLOCKS)), Disk([2, 3], index=False)]
+    disks[0].known = b"something else"
+    cluster = resumed(disks)
+    assert await cluster.meet(cluster.nodes) == [0, 3]
+    cluster.check()
+
+
+async def test_a_block_on_no_disk_stops_a_begin_with_its_name_and_is_found_when_its_disk_is_back() -> None:
+    disks = [Disk([0, 1]), Disk([4, 5])]
+    cluster = resumed(disks)
+    found = await cluster.meet(cluster.nodes)
+    assert all(isinstance(each, ShardLost) for each in found), found
+    assert {str(each) for each in found} == {
+        "elements 7 to 15 of 'a' (m, v) as after step 4, from which the job goes on, can be read on none of n0, n1: "
+        "each has logged why (view=7, step=4)"
+    }
+    assert (found[0].piece, found[0].start, found[0].stop, found[0].nodes) == ("a.m", 7, 15, ())
+    disks[1].blocks = [2, 3, 4, 5]
+    found = await cluster.meet(cluster.nodes)
+    assert found == [1, 0]
+    cluster.check()
+
+
+async def test_disks_that_give_two_things_for_one_block_stop_the_job() -> None:
+    """Two checkpoints of one step: neither is taken for the other's backup."""
+    cluster = resumed([Disk([2, 0]), Disk([0, 2, 3], wrong=[2]), Disk([4, 5]), Disk([1])], backup=2)
+    found = await cluster.meet(cluster.nodes)
+    assert all(isinstance(each, Diverged) for each in found), found
+    assert len({str(each) for each in found}) == 1
+    assert (found[0].tensor, set(found[0].nodes)) == ("a.m", {"n0", "n1"})
+    assert "elements 7 to 11 of 'a' as after step 4 were read with other bits on" in str(found[0])
+
+
+async def test_bytes_that_change_on_the_way_at_a_begin_are_refused_and_the_next_view_has_them() -> None:
+    cluster = resumed([Disk(range(BLOCKS)), Disk([])])
+
+    def tamper(number: int, value: Any) -> Any:
+        return value + 1 if value.dtype == np.uint8 and value.size > 20 and number > 2 else value
+
+    found = await cluster.meet(cluster.nodes, tamper=tamper)
+    assert any(isinstance(each, Corrupted) for each in found), found
+    assert all(isinstance(each, Corrupted | PeerError) for each in found), found
+    assert not any(cluster.nodes[1].sharded.pieces.has(block) for block in range(BLOCKS))
+    assert await cluster.meet(cluster.nodes) == [0, 3]
+    cluster.check()
+
+
+async def test_a_lost_block_is_read_on_a_rank_that_is_not_to_keep_it_where_its_keeper_cannot() -> None:
+    def reading(has: bool) -> Read:
+        def read(step: int, name: str, start: int, stop: int) -> Any:
+            if step and not has:
+                raise OSError("this disk is empty")
+            return values(step, name, start, stop)
+
+        return read
+
+    cluster = Cluster(4)
+    for number, node in enumerate(cluster.nodes):
+        node.sharded = Sharded(LENGTH, PIECES, blocks=BLOCKS, read=reading(number == 3))
+    nodes = cluster.nodes
+    await cluster.meet(nodes)
+    await cluster.train()
+    found = await cluster.meet([nodes[0], nodes[2], nodes[3]])
+    assert not any(isinstance(each, Exception) for each in found), found
+    cluster.check()

@@ -50,7 +50,7 @@ def test_whichever_rank_is_lost_a_spare_has_what_its_place_owns_and_keeps_from_t
     nodes = [f"n{2 * rank}" for rank in range(workers)]
     for spare in ("n0-", "n1", "n5", "n99"):
         got: dict[int, int] = {}
-        for each in wanted(states(backup), members(*nodes, spare), spare, None):
+        for each in wanted(states(backup), members(*nodes, spare), spare):
             assert [piece for _, _, piece in each.order] == [0, 1] * (len(each.order) // 2)
             got |= {block: each.owner for _, block, _ in each.order}
         for lost in nodes:
@@ -61,17 +61,15 @@ def test_whichever_rank_is_lost_a_spare_has_what_its_place_owns_and_keeps_from_t
 
 
 def test_the_last_in_order_expects_one_place_and_the_others_send_it_nothing() -> None:
-    given = wanted(states(1), members("n0", "n1", "n2", "n3", "n4", "s"), "s", None)
+    given = wanted(states(1), members("n0", "n1", "n2", "n3", "n4", "s"), "s")
     assert [each.owner for each in given] == [3, 4]
 
 
-def test_a_spare_goes_by_its_name_or_where_the_ranks_do_not_by_its_hint() -> None:
-    assert next_places(["a", "c", "e"], "d", 0) == (1, 2)
-    assert next_places(["a", "c", "e"], "0", None) == (0,)
-    assert next_places(["a", "c", "e"], "f", None) == (2,)
-    assert next_places(["c", "a", "e"], "b", None) == (2,)
-    assert next_places(["c", "a", "e"], "b", 1) == (0, 1)
-    assert next_places(["c", "a", "e"], "b", 100) == (2,)
+def test_a_spare_goes_by_the_place_that_the_coordinator_has_told_whatever_the_names_are() -> None:
+    found = [next_places(members("c", "a", "e", "b", place=place), "b") for place in range(4)]
+    assert found == [(0,), (0, 1), (1, 2), (2,)]
+    assert next_places(members("c", "a", "e", "b", place=0), "a") == ()
+    assert next_places(members("c", "a", "e", "b", place=0), "x") == ()
 
 
 def test_no_copies_are_made_of_a_state_without_a_backup_nor_where_there_is_one_rank() -> None:
@@ -80,7 +78,7 @@ def test_no_copies_are_made_of_a_state_without_a_backup_nor_where_there_is_one_r
     kept = places(states(0, b=Sharded(8, {"m": "float64"}, blocks=8, backup=1)), 4)
     assert {name for each in kept for name, _, _ in each.order} == {"b"}
     assert [each.sizes for each in kept] == [(8, 8)] * 4
-    assert wanted(states(0), members("n0", "n1", "n2"), "n2", None) == ()
+    assert wanted(states(0), members("n0", "n1", "n2"), "n2") == ()
 
 
 def test_who_divides_otherwise_asks_for_something_else() -> None:
@@ -118,13 +116,13 @@ class Owner:
         self.giver = BlockGiver(state, self.traffic, self.runtime)
 
 
-def members(*nodes: str) -> View:
-    """A view whose last node is a spare."""
-    found = tuple(
-        Member(rank=rank, node=node, incarnation=9 if node == "s" else rank + 1, spare=node == nodes[-1])
-        for rank, node in enumerate(nodes)
-    )
-    return View(view_id=7, members=found, seed=0, committed_step=5, committed_view=6)
+def members(*nodes: str, place: int | None = None) -> View:
+    """A view whose last node is a spare; by its name where no place is given."""
+    *workers, spare = nodes
+    at = sum(natural_key(node) < natural_key(spare) for node in workers) if place is None else place
+    found = [Member(rank=rank, node=node, incarnation=rank + 1) for rank, node in enumerate(workers)]
+    found.append(Member(rank=len(found), node=spare, incarnation=9, spare=True, place=at))
+    return View(view_id=7, members=tuple(found), seed=0, committed_step=5, committed_view=6)
 
 
 def shown() -> View:

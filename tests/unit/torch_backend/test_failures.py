@@ -10,7 +10,7 @@ from torch.distributed import DistBackendError
 
 from quicoll import LocalError, PeerError
 from quicoll.errors import JobDone
-from quicoll.torch_backend.failures import for_torch, refused
+from quicoll.torch_backend.failures import for_torch, milliseconds, refused, say_as_gloo
 
 
 def test_an_error_is_quicolls_and_torchs_with_all_that_it_says() -> None:
@@ -38,3 +38,14 @@ def test_what_is_no_error_of_ours_stays_as_it_is() -> None:
         assert for_torch(error) is error
     made = refused("twice")
     assert for_torch(made) is made
+
+
+def test_times_are_said_in_milliseconds_at_least_one() -> None:
+    assert [milliseconds(each) for each in (1800.0, 1.5, 0.0001)] == ["1800000ms", "1500ms", "1ms"]
+
+
+def test_a_barrier_that_ends_by_another_failure_names_no_absent_rank() -> None:
+    error = PeerError("worker-1 was lost", rank=1, node="worker-1", lost=("worker-1",))
+    say_as_gloo(error, rank=0, within=2.0, every=True)
+    assert str(error).startswith("Rank 0 timed out in monitoredBarrier: worker-1 was lost")
+    assert error.message == "worker-1 was lost"

@@ -47,7 +47,7 @@ def in_blocks(made: Made, cuts: tuple[int, ...], start: int = 0, before: Any = N
     if before is not None:
         values, kept, other = before
         _set(tensors, values)
-        blocks.load(optimizer.state_dict()["param_groups"], other.counters)
+        blocks.load(optimizer.state_dict()["param_groups"], other.state())
     for gradient in GRADIENTS[start:]:
         values, new = np.empty(LENGTH, np.float32), {name: np.empty(LENGTH, np.float32) for name in kept}
         for first, last in pairwise(cuts):
@@ -59,7 +59,7 @@ def in_blocks(made: Made, cuts: tuple[int, ...], start: int = 0, before: Any = N
                 new[name][first:last] = each
         _set(tensors, values)
         kept = new
-        blocks.advance()
+        blocks.progress = blocks.advanced()
     return flat(tensors), kept, blocks
 
 
@@ -102,14 +102,13 @@ def test_an_update_changes_nothing_so_that_an_attempt_may_be_aborted() -> None:
     held = {name: np.zeros(7, np.float32) for name in blocks.moments}
     first = blocks.update(3, 10, GRADIENTS[0][3:10], held)
     again = blocks.update(3, 10, GRADIENTS[0][3:10], held)
-    assert first[0].tobytes() == again[0].tobytes()
-    assert {name: each.tobytes() for name, each in first[1].items()} == {
-        name: each.tobytes() for name, each in again[1].items()
-    }
+    assert torch.equal(first[0], again[0])
+    assert list(first[1]) == list(again[1]) == ["exp_avg", "exp_avg_sq"]
+    assert all(map(torch.equal, first[1].values(), again[1].values()))
     assert flat(tensors).tobytes() == flat(parameters()).tobytes()
     assert [id(each) for each in optimizer.param_groups[0]["params"]] == [id(each) for each in tensors]
     assert not optimizer.state
-    assert blocks.counters == []
+    assert blocks.state() == {"classes": [0, 0, 0], "counters": [None]}
 
 
 def test_another_rank_goes_on_from_what_is_kept_to_the_same_bits() -> None:
@@ -137,6 +136,102 @@ def test_what_does_not_work_element_by_element_is_refused(made: Any, said: str) 
     tensors = parameters()
     with pytest.raises(LocalError, match=said):
         BlockOptimizer(made(tensors), tensors)
+
+
+class Normed(torch.optim.Optimizer):
+    """All gradients of a step divided by the norm of all of them."""
+
+    def __init__(self, given: Any) -> None:
+        super().__init__(given, {"lr": 0.1})
+
+    def step(self, closure: Any = None) -> None:
+        gradients = [each.grad for group in self.param_groups for each in group["params"]]
+        norm = torch.cat([each.reshape(-1) for each in gradients]).norm()
+        for group in self.param_groups:
+            for each in group["params"]:
+                self.state[each]["kept"] = each.grad.clone()
+                each.data -= group["lr"] * each.grad / norm
+
+
+class ByRows(torch.optim.Optimizer):
+    """A vector is stepped by its elements, a matrix by the mean of each of its rows."""
+
+    def __init__(self, given: Any) -> None:
+        super().__init__(given, {"lr": 0.1})
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for each in group["params"]:
+                self.state[each]["kept"] = each.grad.clone()
+                each.data -= group["lr"] * (each.grad.mean(1, keepdim=True) if each.ndim == 2 else each.grad)
+
+
+class CountedInGroups(torch.optim.Optimizer):
+    """The number of steps is one of the groups' settings."""
+
+    def __init__(self, given: Any) -> None:
+        super().__init__(given, {"lr": 0.1, "steps": 0})
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            group["steps"] += 1
+            for each in group["params"]:
+                self.state[each]["kept"] = each.grad.clone()
+                each.data -= group["lr"] / group["steps"] * each.grad
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (Normed, "Normed cannot be divided: it does not work element by element"),
+        (ByRows, "ByRows cannot be divided: it does not work element by element"),
+        (CountedInGroups, "a step changes steps of its groups"),
+    ],
+)
+def test_what_only_seems_to_work_element_by_element_is_refused_and_left_as_it_was(made: Any, said: str) -> None:
+    tensors = parameters()
+    optimizer = made(tensors)
+    before = {name: value for name, value in optimizer.param_groups[0].items() if name != "params"}
+    with pytest.raises(LocalError, match=said):
+        BlockOptimizer(optimizer, tensors)
+    assert {name: value for name, value in optimizer.param_groups[0].items() if name != "params"} == before
+    assert not optimizer.state
+
+
+HAD = [[True, True, False], [True, False, False], [False, True, True], [True, True, True]]
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_parameter_without_gradient_is_passed_over_and_counts_its_own_steps(name: str) -> None:
+    tensors, apart = parameters(), parameters()
+    optimizer = MADE[name](tensors)
+    blocks = BlockOptimizer(MADE[name](apart), apart)
+    kept = {key: np.zeros(LENGTH, np.float32) for key in blocks.moments}
+    for gradient, had in zip(GRADIENTS, HAD, strict=True):
+        for tensor, part, there in zip(tensors, torch.tensor(gradient).split([12, 5, 2]), had, strict=True):
+            tensor.grad = part.reshape(tensor.shape) if there else None
+        optimizer.step()
+        values, found = blocks.update(0, LENGTH, gradient, kept, had)
+        kept = {key: each.numpy() for key, each in found.items()}
+        blocks.progress = blocks.advanced(had)
+        _set(apart, values.numpy())
+    assert flat(apart).tobytes() == flat(tensors).tobytes()
+    own = [{key: each for key, each in optimizer.state[tensor].items() if key not in kept} for tensor in tensors]
+    mine = [blocks.progress.counters[number] for number in blocks.progress.classes]
+    assert len(set(blocks.progress.classes)) == 3
+    assert [*map(str, mine)] == [*map(str, own)]
+
+
+def test_parameters_with_the_same_history_share_their_counters() -> None:
+    tensors = parameters()
+    blocks = BlockOptimizer(torch.optim.Adam(tensors, lr=0.1), tensors)
+    for _ in range(3):
+        blocks.progress = blocks.advanced([True, True, False])
+    assert blocks.progress.classes == (0, 0, 1)
+    first, second = blocks.progress.counters
+    assert first is not None
+    assert float(first["step"]) == 3.0
+    assert second is None
 
 
 def test_an_optimizer_that_has_stepped_is_refused() -> None:

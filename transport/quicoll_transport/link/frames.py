@@ -15,7 +15,8 @@ Every length that a peer names is compared with a bound of ours before memory is
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import msgspec
 import xxhash
@@ -100,8 +101,7 @@ def channel_of(tag: bytes) -> tuple[int, int] | None:
     return channel, counter
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(msgspec.Struct, frozen=True):
     """The fixed header of a message.
 
     tag: 24 bytes that say which posted buffer it is for, opaque to the transport; or a channel's, see channel_tag.
@@ -168,6 +168,13 @@ def _is_tag(tag: bytes) -> bool:
     return len(tag) == TAG_SIZE if channel is None else channel[0] <= MAX_CHANNEL
 
 
+_LIMIT64 = 1 << 63
+# A sequence below 2^63 leaves room for the end of its range, and for sums, in what msgpack can carry. A digest has all
+# 64 bits; msgpack has no more. The decoder looks at these bounds itself, which costs next to nothing.
+_Number = Annotated[int, msgspec.Meta(ge=0, le=_LIMIT64 - 1)]
+_Digest = Annotated[int, msgspec.Meta(ge=0)]
+
+
 class _Control(msgspec.Struct, frozen=True, tag_field="t", array_like=True, forbid_unknown_fields=True):
     pass
 
@@ -182,25 +189,25 @@ class Hello(_Control, tag=1, frozen=True):
     partial: (sequence, bytes in place from the first on) of interrupted messages, which continue from there.
     """
 
-    incarnation: int
-    link: int
-    peer_incarnation: int
-    peer_link: int
-    app: int
+    incarnation: _Number
+    link: _Number
+    peer_incarnation: _Number
+    peer_link: _Number
+    app: _Number
     received: tuple[tuple[int, int], ...]
-    released: int
-    credit: int
+    released: _Number
+    credit: _Number
     partial: tuple[tuple[int, int], ...] = ()
 
 
 class Ping(_Control, tag=2, frozen=True):
     """A heartbeat; t_ns is the sender's clock, given back in the Pong."""
 
-    t_ns: int
+    t_ns: _Number
 
 
 class Pong(_Control, tag=3, frozen=True):
-    t_ns: int
+    t_ns: _Number
 
 
 class Ack(_Control, tag=4, frozen=True):
@@ -209,53 +216,53 @@ class Ack(_Control, tag=4, frozen=True):
     released: eager bytes released since the link began (a running total, so that one lost update does no harm).
     """
 
-    upto: int
+    upto: _Number
     also: tuple[tuple[int, int], ...]
-    app: int
-    released: int
+    app: _Number
+    released: _Number
 
 
 class Offer(_Control, tag=6, frozen=True):
     """A message that exceeds the credit waits for its buffer to be posted."""
 
-    sequence: int
+    sequence: _Number
     tag: bytes
-    length: int
+    length: _Number
 
 
 class Grant(_Control, tag=7, frozen=True):
     """The offered message may come: its buffer is posted."""
 
-    sequence: int
+    sequence: _Number
 
 
 class Nack(_Control, tag=8, frozen=True):
     """The payload failed its checksum. `final`: the receiver gives up and both sides raise."""
 
-    sequence: int
-    attempt: int
-    found: int
+    sequence: _Number
+    attempt: _Number
+    found: _Digest
     final: bool
 
 
 class Cancel(_Control, tag=9, frozen=True):
     """The sender withdraws a message; `eager` bytes of credit that it had taken are free again."""
 
-    sequence: int
-    eager: int
+    sequence: _Number
+    eager: _Number
 
 
 class RefuseMessage(_Control, tag=10, frozen=True):
     """The receiver will never take this message."""
 
-    sequence: int
+    sequence: _Number
     reason: str
 
 
 class App(_Control, tag=11, frozen=True):
     """A small message of the layer above: reliable, in order, exactly once per link."""
 
-    number: int
+    number: _Number
     data: bytes
 
 
@@ -282,8 +289,8 @@ class Sighting(_Control, tag=14, frozen=True):
     """
 
     host: str
-    port: int
-    wall_ns: int
+    port: _Number
+    wall_ns: _Number
 
 
 Control = (
@@ -292,7 +299,6 @@ Control = (
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Control] = msgspec.msgpack.Decoder(Control)
-_LIMIT64 = 1 << 63
 
 
 def encode_control(message: Control) -> bytes:
@@ -302,34 +308,48 @@ def encode_control(message: Control) -> bytes:
     return len(body).to_bytes(4, "big") + body
 
 
-def _check(message: Control) -> None:
-    """Bounds that the types do not express."""
-    for name in message.__struct_fields__:
-        value = getattr(message, name)
-        # A sequence below 2^63 leaves room for the end of its range, and for sums, in what msgpack can carry. A digest
-        # (`found`) has all 64 bits; msgpack has no more.
-        limit = 2 * _LIMIT64 if name == "found" else _LIMIT64
-        if type(value) is int and not 0 <= value < limit:
-            raise ProtocolError(f"{type(message).__name__}.{name} = {value} is out of range")
-        if name == "partial":
-            _check_partial(value)
-        elif isinstance(value, tuple):
-            if len(value) > MAX_RANGES:
-                raise ProtocolError(f"{type(message).__name__}.{name} lists {len(value)} ranges")
-            last = 0
-            for start, stop in value:
-                if not last <= start < stop <= _LIMIT64:
-                    raise ProtocolError(f"{type(message).__name__}.{name} has ranges out of order")
-                last = stop
-    if isinstance(message, Offer) and (not _is_tag(message.tag) or message.length > MAX_LENGTH):
+def _check_ranges(message: Hello | Ack, ranges: tuple[tuple[int, int], ...], name: str) -> None:
+    if len(ranges) > MAX_RANGES:
+        raise ProtocolError(f"{type(message).__name__}.{name} lists {len(ranges)} ranges")
+    last = 0
+    for start, stop in ranges:
+        if not last <= start < stop <= _LIMIT64:
+            raise ProtocolError(f"{type(message).__name__}.{name} has ranges out of order")
+        last = stop
+
+
+def _check_hello(message: Hello) -> None:
+    _check_ranges(message, message.received, "received")
+    _check_partial(message.partial)
+
+
+def _check_ack(message: Ack) -> None:
+    if message.also:
+        _check_ranges(message, message.also, "also")
+
+
+def _check_offer(message: Offer) -> None:
+    if not _is_tag(message.tag) or message.length > MAX_LENGTH:
         raise ProtocolError("offer with a malformed tag or length")
-    if isinstance(message, InlineMessage) and len(message.payload) > INLINE_BYTES:
+
+
+def _check_inline(message: InlineMessage) -> None:
+    if len(message.payload) > INLINE_BYTES:
         raise ProtocolError(f"inline message of {len(message.payload)} bytes")
-    if isinstance(message, RefuseMessage) and len(message.reason) > MAX_REASON:
+
+
+def _check_refusal(message: RefuseMessage) -> None:
+    if len(message.reason) > MAX_REASON:
         raise ProtocolError(f"refusal with a reason of {len(message.reason)} characters")
-    if isinstance(message, Inquiry) and len(message.filling) > INLINE_BYTES:
+
+
+def _check_inquiry(message: Inquiry) -> None:
+    if len(message.filling) > INLINE_BYTES:
         raise ProtocolError(f"inquiry with {len(message.filling)} bytes")
-    if isinstance(message, Sighting) and (len(message.host) > MAX_SIGHTED or message.port > 65535):
+
+
+def _check_sighting(message: Sighting) -> None:
+    if len(message.host) > MAX_SIGHTED or message.port > 65535:
         raise ProtocolError("sighting with an address that is none")
 
 
@@ -341,6 +361,18 @@ def _check_partial(partial: tuple[tuple[int, int], ...]) -> None:
         if not (last < sequence < _LIMIT64 and 0 < filled <= MAX_LENGTH):
             raise ProtocolError("Hello lists interrupted messages out of order, or without a length")
         last = sequence
+
+
+_CHECKS: dict[type, Callable[[Any], None]] = {
+    Hello: _check_hello,
+    Ack: _check_ack,
+    Offer: _check_offer,
+    InlineMessage: _check_inline,
+    RefuseMessage: _check_refusal,
+    Inquiry: _check_inquiry,
+    Sighting: _check_sighting,
+}
+"""Bounds that the types do not express; each raises ProtocolError."""
 
 
 class ControlReader:
@@ -372,7 +404,8 @@ class ControlReader:
                 message = _decoder.decode(buffer[start + 4 : start + 4 + size])
             except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
                 raise ProtocolError(f"malformed control message: {error}") from error
-            _check(message)
+            if (check := _CHECKS.get(type(message))) is not None:
+                check(message)
             messages.append(message)
             start += 4 + size
         del buffer[:start]

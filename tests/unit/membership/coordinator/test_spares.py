@@ -9,6 +9,7 @@ from quicoll.errors import LocalError
 from quicoll.membership import messages as m
 from quicoll.membership.coordinator.config import CoordinatorConfig
 from quicoll.membership.view import Member, View
+from quicoll.state.warm_blocks import next_places
 
 
 def with_spares(*spares: str, warm: int = 1) -> Bench:
@@ -63,6 +64,42 @@ def test_the_spare_has_the_last_rank_whatever_its_name() -> None:
     assert shown(bench) == ["a"]
 
 
+@pytest.mark.parametrize("lost", "abcd")
+@pytest.mark.parametrize(
+    ("hints", "place"),
+    [
+        ({}, 2),  # by name
+        ({"a": 3, "b": 2, "c": 0, "d": 1}, 4),  # one without a hint comes last
+        ({"a": 3, "b": 2, "c": 5, "d": 1, "bb": 4}, 3),  # 4 is more than two of the hints, and three of the names
+        ({"a": 8, "b": 9, "c": 6, "d": 7, "bb": 3}, 0),  # what it would have guessed from four ranks: 3
+        ({"a": 1, "b": 1, "c": 1, "d": 1, "bb": 1}, 2),
+        ({"a": 1, "c": 0, "bb": 7}, 2),
+    ],
+)
+def test_the_place_that_a_spare_is_told_is_the_one_that_it_gets_whoever_is_lost(
+    hints: dict[str, int], place: int, lost: str
+) -> None:
+    bench = Bench(4, max_world_size=4, warm_spares=1)
+    for node in "abcd":
+        bench.join(node, rank_hint=hints.get(node))
+    bench.confirm()
+    bench.join("bb", rank_hint=hints.get("bb"))
+    bench.commit(*"abcd")
+    view = bench.proposed()
+    assert [(member.node, member.place) for member in view.members if member.spare] == [("bb", place)]
+    before = [node for node in view.nodes[:4] if node != lost]
+    bench.confirm()
+    bench.say("bb", m.Learn(view_id=bench.view_id))
+    bench.confirm()
+    bench.lose(lost)
+    bench.advance(SECOND)
+    after = bench.confirm()
+    assert [node for node in after.nodes if node != "bb"] == before
+    got = after.rank_of("bb")
+    assert got == (place if place <= view.nodes.index(lost) else place - 1)
+    assert got in next_places(view, "bb")
+
+
 def test_a_spare_does_not_count_for_the_quorum() -> None:
     bench = Bench(1, max_world_size=1, warm_spares=1)
     bench.installed("a")
@@ -111,11 +148,16 @@ def test_a_number_of_warm_spares_that_cannot_be_is_refused(warm_spares: int) -> 
 
 
 def test_a_view_has_its_spares_last_and_at_least_one_rank_that_is_none() -> None:
-    def view(*spares: bool) -> View:
-        members = tuple(Member(rank=rank, node=f"n{rank}", incarnation=1, spare=s) for rank, s in enumerate(spares))
+    def view(*places: int | None) -> View:
+        members = tuple(
+            Member(rank=rank, node=f"n{rank}", incarnation=1, spare=at is not None, place=at or 0)
+            for rank, at in enumerate(places)
+        )
         return View(view_id=1, members=members, seed=0, committed_step=0, committed_view=0)
 
-    assert view(False, False, True).workers == 2
-    for wrong in ((True, False), (True,)):
+    assert view(None, None, 2).workers == 2
+    for wrong in ((0, None), (0,)):
         with pytest.raises(ValueError, match="spares have the last ranks"):
             view(*wrong)
+    with pytest.raises(ValueError, match="a spare comes after more ranks than there are"):
+        view(None, None, 3)

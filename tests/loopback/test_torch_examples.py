@@ -1,0 +1,85 @@
+"""The examples of torch programs, as processes: the bits of one of them, whatever happens to several."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from quicoll.launch.supervisor import Supervisor
+
+pytestmark = [pytest.mark.loopback, pytest.mark.slow]
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+class Launch:
+    """A run of an example: what it says, and what is done when a worker says something."""
+
+    def __init__(self, name: str, *arguments: str | Path, workers: int, expects: Callable[[str], bool] | None = None):
+        self.lines: list[str] = []
+        self.killed: list[int] = []
+        self._expects = expects
+        self._supervisor = Supervisor(
+            [sys.executable, str(EXAMPLES / name), *map(str, arguments)],
+            workers=workers, seed=7, lost_after=1.5, backoff=0.1, output=self._said,
+        )  # fmt: skip
+
+    def _said(self, node: str, line: str) -> None:
+        self.lines.append(f"{node}: {line}")
+        pid = self._supervisor.pid(node)
+        if self._expects is not None and not self.killed and pid is not None and self._expects(f"{node}: {line}"):
+            self.killed.append(pid)
+            os.kill(pid, signal.SIGKILL)
+
+    async def far(self) -> list[float]:
+        """How far each rank says that it is from one process."""
+        outcome = await self._supervisor.run()
+        assert outcome.exit_status == 0, "\n".join(self.lines)
+        return [float(each) for each in re.findall("at most (.*) from one process", "\n".join(self.lines))]
+
+    async def run(self) -> set[str]:
+        """The digests at the end, of which there is to be one."""
+        outcome = await self._supervisor.run()
+        assert outcome.exit_status == 0, "\n".join(self.lines)
+        assert len(self.killed) == (self._expects is not None), "\n".join(self.lines)
+        found = {line.split("digest ")[1] for line in self.lines if "digest " in line}
+        assert len(found) == 1, self.lines
+        return found
+
+
+def begun(line: str) -> bool:
+    return line.startswith("worker-1: step ")
+
+
+async def test_the_elastic_loop_with_a_divided_optimizer_ends_with_one_digest_though_a_rank_is_killed(
+    tmp_path: Path,
+) -> None:
+    alone = await Launch("torch_elastic.py", "--steps", "30", workers=1).run()
+    killed = Launch("torch_elastic.py", "--steps", "30", "--pace", "0.1", workers=3, expects=begun)
+    assert await killed.run() == alone
+    # Interrupted by the end of its steps, and gone on with by another number of ranks.
+    first = Launch("torch_elastic.py", "--steps", "20", "--checkpoints", tmp_path / "steps", workers=2)
+    assert await first.run() != alone
+    on = Launch("torch_elastic.py", "--steps", "30", "--checkpoints", tmp_path / "steps", workers=3)
+    assert await on.run() == alone
+    assert not any(": step 1 on " in line for line in on.lines)
+
+
+async def test_the_loop_in_asyncio_ends_with_one_digest_and_its_other_task_answers() -> None:
+    alone = Launch("torch_async.py", workers=1)
+    digest = await alone.run()
+    assert any("asked, it says: step 24 on 1 ranks: loss" in line for line in alone.lines), alone.lines
+    assert await Launch("torch_async.py", workers=3, expects=begun).run() == digest
+
+
+@pytest.mark.parametrize(("name", "workers"), [("experts.py", 3), ("torch_fsdp.py", 4)])
+async def test_what_is_divided_trains_as_one_process_does(name: str, workers: int) -> None:
+    far = await Launch(name, workers=workers).far()
+    assert len(far) == workers
+    assert max(far) < 1e-5
