@@ -24,6 +24,7 @@ from torch.distributed import ProcessGroup
 from quicoll.errors import QuicollError
 from quicoll.torch_backend.asked import seconds_of
 from quicoll.torch_backend.failures import for_torch
+from quicoll.torch_backend.methods import Methods
 from quicoll.torch_backend.names import BACKEND
 from quicoll.torch_backend.reconfiguration import DEFAULT_S, Reconfigurable
 
@@ -33,15 +34,14 @@ if TYPE_CHECKING:
 __all__ = ["Described", "create"]
 
 
-class Described(Reconfigurable):
-    """What torch asks of a group, beside operations."""
+class Described(Methods):
+    """What torch asks of a group, beside operations. Its place is given by who makes it."""
 
     supports_splitting = supports_coalescing = supports_time_estimate = False
-
-    def begin(self, options: Any) -> None:
-        """See Reconfigurable."""
-        self._name = self._description = ""
-        super().begin(options)
+    _own_rank: int
+    _own_size: int
+    _own_store: Any
+    _name = _description = ""
 
     def __repr__(self) -> str:
         return f"<{BACKEND} {self._name} rank {self._own_rank} of {self._own_size}>"
@@ -116,11 +116,15 @@ class Described(Reconfigurable):
     _set_default_timeout = set_timeout
 
 
+class _Placed(Described, Reconfigurable):
+    """With a place in a job that torch's ranks have made."""
+
+
 def _made(self: Any, rank: int, size: int) -> None:
     ProcessGroup.__init__(self, rank, size)  # type: ignore[call-arg]  # the stubs lack the constructor for subclasses
 
 
-_Group: Any = type("QuicollProcessGroup", (Described, ProcessGroup), {"__init__": _made, "__module__": __name__})
+_Group: Any = type("QuicollProcessGroup", (_Placed, ProcessGroup), {"__init__": _made, "__module__": __name__})
 
 
 def create(options: Any) -> Any:
