@@ -175,6 +175,13 @@ class GivenStore:
             raise PeerError(f"rendezvous: {self._where} is gone: {_first_line(error)}") from error
         return value if len(value) <= MAX_VALUE else None
 
+    def count(self, key: str) -> int:
+        """Count a number up, from none, and return it: of all who do, one gets 1. Raises PeerError as `get` does."""
+        try:
+            return int(self._store.add(self._prefix + key, 1))
+        except RuntimeError as error:
+            raise PeerError(f"rendezvous: {self._where} is gone: {_first_line(error)}") from error
+
     def clear(self) -> None:
         """See Store. The store ends with the job."""
 

@@ -39,6 +39,7 @@ from torch.distributed import HashStore, ProcessGroup  # type: ignore[attr-defin
 
 from quicoll.errors import LocalError, QuicollError
 from quicoll.torch.groups import blocking_group
+from quicoll.torch_backend.asked import seconds_of
 from quicoll.torch_backend.failures import for_torch
 from quicoll.torch_backend.process_group import Described
 
@@ -92,7 +93,7 @@ def device_mesh(
 
 
 class _Carried:
-    """A group of one view in the place of a session (quicoll.torch_backend.sessions), whose job is not torch's."""
+    """A group of one view, whose job is not torch's."""
 
     def __init__(self, outer: Any, number: int) -> None:
         self.outer = _known(outer)
@@ -104,7 +105,7 @@ class _Carried:
     def stale(self) -> bool:
         return self.group.stale
 
-    def subgroup(self, ranks: Sequence[int], _: str) -> ThreadGroup:
+    def subgroup(self, ranks: Sequence[int]) -> ThreadGroup:
         number = self._names[tuple(ranks)]
         self._names[tuple(ranks)] += 1
         return self.group.subgroup(ranks, f"mesh.{number}")
@@ -115,9 +116,6 @@ class _Carried:
         except RuntimeError:
             return False
         return True
-
-    def close(self, **_: Any) -> None:
-        """The job is not this one's to leave."""
 
 
 _last: _Carried | None = None
@@ -159,14 +157,30 @@ def _create(options: Any, _: Any) -> Any:
         if _last is None:
             raise LocalError(f"{CARRIED_BACKEND} is for quicoll.torch.device_mesh alone")
         made = _Group(options.group_rank, options.group_size)
-        made.begin(_last, options, owner=not options.global_ranks_in_group)
+        made.begin(_last, options)
     except QuicollError as error:
         raise for_torch(error) from error.__cause__
     return made
+
+
+class _Placed(Described):
+    """With a place in a group that is carried; that it ends is nothing to the job."""
+
+    def begin(self, carried: _Carried, options: Any) -> None:
+        self._own_rank, self._own_size = options.group_rank, options.group_size
+        self._own_store = options.store
+        ranks = list(options.global_ranks_in_group)
+        group = carried.subgroup(ranks) if ranks else carried.group
+        timeout = seconds_of(options.timeout) or _DEFAULT_S
+        self.begin_methods(group, timeout=timeout, engine_thread=carried.on_engine_thread)
+
+    def shutdown(self) -> None: ...
+
+    def abort(self) -> None: ...
 
 
 def _made(self: Any, rank: int, size: int) -> None:
     ProcessGroup.__init__(self, rank, size)  # type: ignore[call-arg]  # the stubs lack the constructor for subclasses
 
 
-_Group: Any = type("CarriedProcessGroup", (Described, ProcessGroup), {"__init__": _made, "__module__": __name__})
+_Group: Any = type("CarriedProcessGroup", (_Placed, ProcessGroup), {"__init__": _made, "__module__": __name__})

@@ -6,6 +6,7 @@ before a process group is made.
 
     registration    makes the name known; may never raise
     process_group   what torch holds: its own class over `methods`
+    reconfiguration which processes a group is made of, and how that changes
     methods         torch's operations as operations of a group
     asked           torch's options and overloads, read; its tensors as flat memory and back
     work            the handle of an operation, as torch waits for it

@@ -230,12 +230,13 @@ class Methods:
         """Give every rank the root's tensors, in place."""
         given, asked = listed(tensors), read_options(opts, *more, **named)
         data = [movable(tensor) for tensor in given]
+        here = self._group.rank == asked.root  # asked now: when the result is written, the group may have other members
 
         def issue(within: float) -> list[Handle[Any]]:
             return [self._group.broadcast(each, root=asked.root, timeout=within) for each in data]
 
         def finish(results: list[Any]) -> None:
-            if self._group.rank != asked.root:
+            if not here:
                 _put_all(given, results)
 
         return self._start("broadcast", given, issue, finish, asked)
@@ -436,6 +437,7 @@ class Methods:
         data, within = movable(given), self._timeout
         part = _Later()
         with self._issuing:
+            group = self._group
             before = self._receiving.get(tag)
             found = self._receiving[tag] = threading.Event()
         event = begin_event("recvAnySource")
@@ -445,8 +447,8 @@ class Methods:
             try:
                 if before is not None:
                     before.wait(within)
-                source = self._group.wait_for_sender(tag=tag, timeout=within)
-                handle = self._group.recv(data, source=source, tag=tag, timeout=within)
+                source = group.wait_for_sender(tag=tag, timeout=within)
+                handle = group.recv(data, source=source, tag=tag, timeout=within)
             except BaseException as error:  # raised by whoever waits
                 part.fail(error)
                 return

@@ -1,7 +1,14 @@
 """The class that torch holds: its own ProcessGroup, with `Methods` in front of it.
 
-torch 2.13 lets no Python class be a Backend ("No constructor defined!"), so the whole group is ours: torch gives it to
-the program as it is. It is made of two bases by `type`, because the stubs of torch's class describe the overloads of
+The whole group is ours: torch gives it to the program as it is. A Python class can be a `Backend` below torch's own
+group from 2.14 on (2.13: "No constructor defined!"), and that would bring the flight recorder, and groups of a
+backend for each device. But it would take more than it brings, as tried on 2.14.1. torch puts a holder of its own
+around each Work that such a class gives, which passes on `wait` and the future and nothing else: `is_completed` is
+False for ever, also after `wait`, `is_success` is True and `exception` None after a failure, and `recv` from any rank
+fails for want of a source. And the rank and size of a Backend are fixed where it is made, so that no `reconfigure`
+could change them. One class, then, on every version.
+
+It is made of two bases by `type`, because the stubs of torch's class describe the overloads of
 C++ and not what Python classes override. What torch asks of a group beside operations stands in `Described`: names,
 ranks, the store, and what it cannot do. There is no `new_group`: torch would call it for every group of the program.
 """
@@ -12,44 +19,29 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.distributed import PrefixStore, ProcessGroup  # type: ignore[attr-defined]  # public, though not in its __all__
+from torch.distributed import ProcessGroup
 
 from quicoll.errors import QuicollError
 from quicoll.torch_backend.asked import seconds_of
 from quicoll.torch_backend.failures import for_torch
 from quicoll.torch_backend.methods import Methods
 from quicoll.torch_backend.names import BACKEND
-from quicoll.torch_backend.sessions import JobSession, open_session, session_of_default_group
+from quicoll.torch_backend.reconfiguration import DEFAULT_S, Reconfigurable
 
 if TYPE_CHECKING:
     from quicoll.collectives.group import ThreadGroup
 
 __all__ = ["Described", "create"]
 
-_DEFAULT_S = 1800.0  # torch's own
-
 
 class Described(Methods):
-    """What torch asks of a group, beside operations."""
+    """What torch asks of a group, beside operations. Its place is given by who makes it."""
 
     supports_splitting = supports_coalescing = supports_time_estimate = False
-
-    def begin(self, session: JobSession, options: Any, *, owner: bool) -> None:
-        """Take the place of a group.
-
-        Args:
-            session: Of whose job it is.
-            options: As torch gave them.
-            owner: Whether the session ends with it.
-        """
-        self._session, self._owner = session, owner
-        self._own_rank, self._own_size = options.group_rank, options.group_size
-        self._own_store = options.store
-        self._name = self._description = ""
-        ranks = list(options.global_ranks_in_group)
-        group = session.group if owner else session.subgroup(ranks, options.group_id)
-        timeout = seconds_of(options.timeout) or _DEFAULT_S
-        self.begin_methods(group, timeout=timeout, engine_thread=session.on_engine_thread)
+    _own_rank: int
+    _own_size: int
+    _own_store: Any
+    _name = _description = ""
 
     def __repr__(self) -> str:
         return f"<{BACKEND} {self._name} rank {self._own_rank} of {self._own_size}>"
@@ -109,23 +101,13 @@ class Described(Methods):
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Take another timeout for operations that name none."""
-        self._timeout = seconds_of(timeout) or _DEFAULT_S
+        self._timeout = seconds_of(timeout) or DEFAULT_S
 
     def _set_sequence_number_for_group(self) -> None:
         return None
 
     def _get_sequence_number_for_group(self) -> int:
         return self._sequence
-
-    def shutdown(self) -> None:
-        """Leave the job, if it is that of this group; waits until the others have what they need of this rank."""
-        if self._owner:
-            self._session.close()
-
-    def abort(self) -> None:
-        """Leave the job at once: every operation under way raises, here and on the other ranks."""
-        if self._owner:
-            self._session.close(reason="aborted", patience=0.0, finished=False)
 
     # torch's C++ class takes these names, its Python functions those above.
     rank = getRank
@@ -134,36 +116,28 @@ class Described(Methods):
     _set_default_timeout = set_timeout
 
 
+class _Placed(Described, Reconfigurable):
+    """With a place in a job that torch's ranks have made."""
+
+
 def _made(self: Any, rank: int, size: int) -> None:
     ProcessGroup.__init__(self, rank, size)  # type: ignore[call-arg]  # the stubs lack the constructor for subclasses
 
 
-_Group: Any = type("QuicollProcessGroup", (Described, ProcessGroup), {"__init__": _made, "__module__": __name__})
+_Group: Any = type("QuicollProcessGroup", (_Placed, ProcessGroup), {"__init__": _made, "__module__": __name__})
 
 
 def create(options: Any) -> Any:
     """Make a process group, as torch asks for one.
 
     Args:
-        options: torch's: store, group_rank, group_size, timeout, group_id, and global_ranks_in_group, which is empty
-            for the default group.
+        options: torch's, as `Reconfigurable.begin` takes them.
     Raises:
         QuicollError: As `JobSession`; a RuntimeError too.
     """
     try:
-        default = not options.global_ranks_in_group
-        session = None if default else session_of_default_group()
-        owner = session is None
-        if session is None:
-            session = open_session(
-                PrefixStore("quicoll", options.store),
-                rank=options.group_rank,
-                world_size=options.group_size,
-                timeout=seconds_of(options.timeout) or _DEFAULT_S,
-                default=default,
-            )
         group = _Group(options.group_rank, options.group_size)
-        group.begin(session, options, owner=owner)
+        group.begin(options)
     except QuicollError as error:
         raise for_torch(error) from error.__cause__
     return group

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import hashlib
 import os
 import re
 import sys
@@ -37,6 +38,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quicoll.config import Config, JoinSettings
@@ -46,17 +48,19 @@ from quicoll.launchers import rank_of
 from quicoll.rendezvous.hosts import leave_host, own_host, share_host
 from quicoll.rendezvous.meeting import meet_at
 from quicoll.rendezvous.stores import GivenStore
+from quicoll_transport.security.credentials import AUTHORITY_FILE
 
 if TYPE_CHECKING:
     from quicoll.collectives.group import ThreadGroup
     from quicoll.job import Job
     from quicoll.rendezvous.stores import Store
 
-__all__ = ["JobSession", "open_session", "session_of_default_group"]
+__all__ = ["JobSession", "coordinator_is_named", "open_session", "session_of_default_group"]
 
 _NAMED = ("argument", "QUICOLL_COORDINATOR", "QUICOLL_CERTS")
 _AGAIN_S = 0.05
 _EXIT_S = 5.0
+_NAME = 32
 _MEET_S = 60.0  # for ranks to meet, at least
 _MARGIN_S = 30.0  # for the thread to give an answer, after the time in which it should have
 
@@ -65,23 +69,32 @@ _open: weakref.WeakSet[JobSession] = weakref.WeakSet()
 
 
 class JobSession:
-    """See the module's head. Its methods are called from the program's threads."""
+    """See the module's head. Its methods are called from the program's threads.
 
-    def __init__(self, store: Any, *, rank: int, world_size: int, timeout: float) -> None:
+    Attributes:
+        rank: Of this process.
+        name: Of this session, the same on all ranks and of no other session; "" where settings name the coordinator.
+    """
+
+    def __init__(
+        self, store: Any, *, rank: int, world_size: int, timeout: float, join_timeout: float | None = None
+    ) -> None:
         """Join; blocks until the view is at work.
 
         Args:
             store: torch's, of the group that this session is for.
             rank: Of this process.
             world_size: How many processes come.
-            timeout: Seconds for operations, and for all ranks to come, who have a minute at least.
+            timeout: Seconds for operations.
+            join_timeout: Seconds for all of them to come; None takes those for operations, and a minute at least.
         Raises:
             QuicollError: As `quicoll.join`.
         """
         self.rank = rank
+        self.name = ""
         self._world_size = world_size
         self._timeout = timeout
-        self._meeting = max(timeout, _MEET_S)
+        self._meeting = max(timeout, _MEET_S) if join_timeout is None else join_timeout
         self._store = store
         self._pid = os.getpid()
         self._names: Counter[str] = Counter()
@@ -220,8 +233,7 @@ class JobSession:
         }
         if not os.environ.get("QUICOLL_NODE"):
             settings["node"] = f"worker-{self.rank}"
-        named = Config.named(**settings)
-        if any(named.sources[name] in _NAMED for name in ("coordinator", "certs")):
+        if coordinator_is_named():
             async with join(**settings) as job:
                 yield job
             return
@@ -235,6 +247,7 @@ class JobSession:
             source="rendezvous at torch's store",
             end_s=0.0,  # a program may go on, and make another group: nothing of it needs the coordinator's end
         ) as meeting, join(**meeting.settings(settings)) as job:  # fmt: skip
+            self.name = hashlib.sha256((Path(meeting.certs) / AUTHORITY_FILE).read_bytes()).hexdigest()[:_NAME]
             meeting.close()
             yield job
 
@@ -264,7 +277,15 @@ class JobSession:
             )
 
 
-def open_session(store: Any, *, rank: int, world_size: int, timeout: float, default: bool) -> JobSession:
+def coordinator_is_named() -> bool:
+    """Return whether the settings name a coordinator, or certificates: then ranks do not meet at torch's store."""
+    named = Config.named()
+    return any(named.sources[name] in _NAMED for name in ("coordinator", "certs"))
+
+
+def open_session(
+    store: Any, *, rank: int, world_size: int, timeout: float, default: bool, join_timeout: float | None = None
+) -> JobSession:
     """Make a session.
 
     Args:
@@ -272,12 +293,13 @@ def open_session(store: Any, *, rank: int, world_size: int, timeout: float, defa
         rank: As for JobSession.
         world_size: As for JobSession.
         timeout: As for JobSession.
+        join_timeout: As for JobSession.
         default: Whether it is that of torch's default group.
     Raises:
         QuicollError: As JobSession.
     """
     global _default
-    session = JobSession(store, rank=rank, world_size=world_size, timeout=timeout)
+    session = JobSession(store, rank=rank, world_size=world_size, timeout=timeout, join_timeout=join_timeout)
     if default:
         _default = session
     return session
