@@ -144,7 +144,7 @@ class Fleet:
         self._work = work
         self._failed = failed
         self._closing: dict[str, asyncio.Future[None]] = {}  # of the coordinators' processes, by machine
-        self._services: dict[str, CoordinatorService] = {}  # likewise
+        self._services: dict[str, tuple[asyncio.AbstractEventLoop, CoordinatorService]] = {}  # likewise
         self._asked: tuple[int, tuple[str, ...]] | None = None  # what an operator asks for, until it is taken
         self._leaving: dict[str, bool] = {}  # who was about to leave when all ranks were to be started anew
         own_relay = settings.relay == "own"
@@ -232,8 +232,9 @@ class Fleet:
 
     def _take_request(self, name: str, asked: tuple[int, tuple[str, ...]]) -> None:
         """On a coordinator's loop."""
-        service = self._services.get(name)
-        if service is None or asked is not self._asked or not service.leads:
+        loop, service = self._services.get(name, (None, None))
+        # Of a process that was killed nothing is taken out of the table until the next one is there.
+        if service is None or loop is not asyncio.get_running_loop() or asked is not self._asked or not service.leads:
             return
         refusal = service.scale(*asked)
         self._world.note("asked", name, refusal or "taken", detail=asked)
@@ -331,7 +332,7 @@ class Fleet:
         loop = asyncio.get_running_loop()
         machine.endpoint, machine.faults = service.endpoint, service.faults
         closing = self._closing[machine.name] = loop.create_future()
-        self._services[machine.name] = service
+        self._services[machine.name] = loop, service
         machine.on_sigterm = partial(self._close, machine.name)
         task = loop.create_task(serving)
         try:

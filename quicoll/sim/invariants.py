@@ -113,6 +113,7 @@ class Checker:
         self._spoiled: dict[str, None] = {}  # an ordered set: nodes whose state had a bit flipped, until it is compared
         self._forgers: dict[str, None] = {}  # nodes that have forged their state
         self._believed: dict[tuple[int, int], dict[bytes, None]] = {}  # digests that were taken from one, by version
+        self._claimed: dict[tuple[int, int], None] = {}  # versions that were believed of a forger
         self._takers: dict[tuple[int, int], dict[str, None]] = {}  # nodes that were given a state, by its version
         self._apart: dict[str, None] = {}  # forgers that were believed: they themselves hold something else
         self._verdicts: dict[int, tuple[str, str, str]] = {}  # by view: the kind of failure, who is blamed, on whom
@@ -246,9 +247,11 @@ class Checker:
         self.held.setdefault(node, (0, step))
 
     def _age(self, held: tuple[int, int]) -> tuple[int, int]:
-        """By which states are compared: the larger one is the newer."""
+        """By which states are compared: the larger one is the newer. A decision that a forger has claimed says nothing
+        of that."""
         decision, step = held
-        return decision or self._reached.get(step, 0), step
+        known = 0 if held in self._claimed else decision
+        return known or self._reached.get(step, 0), step
 
     def torn(self, node: str) -> None:
         """A rank's state was to be overwritten by a newer one, and that has not come to its end: it holds none."""
@@ -279,7 +282,10 @@ class Checker:
         there is no reference, and the giver holds something else than who believed it."""
         takers = self._takers.setdefault((decision, step), {})
         takers[node] = None
-        if state is None or confirmed or giver not in self._forgers:
+        if confirmed or giver not in self._forgers:
+            return
+        self._claimed[decision, step] = None
+        if state is None:
             return
         digest = state_digest(state)
         known = self._states.get((decision, step))

@@ -77,6 +77,33 @@ def test_a_state_that_is_torn_is_held_no_more_and_what_is_taken_then_does_not_go
     assert broken(made) == ""
 
 
+def test_a_state_that_is_believed_of_a_forger_may_have_a_version_that_says_nothing() -> None:
+    """Seed 5854: all had started anew from the checkpoint of step 3, and one said that it holds (1, 4)."""
+    made = Checker(lambda: 0.0, seed=1, world_size=3)
+    made.commits.update(dict.fromkeys(range(1, 5), (1, b"")))
+    made.state("worker-0", 3, 3, None)
+    made.state("worker-0", 4, 4, None)
+    for node in NODES:
+        made.ended(node)
+        made.brought(node, 3)
+    made.forged("worker-1")
+    made.taken("worker-2", "worker-1", 1, 4, RIGHT, confirmed=False, members=NODES)
+    made.state("worker-2", 1, 4, RIGHT)
+    made.began("worker-2", 5, 1)
+    assert broken(made) == ""
+
+
+def test_a_version_that_nobody_has_forged_says_which_state_is_older() -> None:
+    made = Checker(lambda: 0.0, seed=1, world_size=3)
+    made.commits.update(dict.fromkeys(range(1, 5), (1, b"")))
+    made.state("worker-0", 3, 3, None)
+    made.ended("worker-2")
+    made.brought("worker-2", 3)
+    made.taken("worker-2", "worker-1", 1, 4, RIGHT, confirmed=False, members=NODES)
+    made.state("worker-2", 1, 4, RIGHT)
+    assert "the state of worker-2 went back from (0, 3) to (1, 4)" in broken(made)
+
+
 def test_a_whole_state_never_goes_back_while_its_process_lives() -> None:
     made = Checker(lambda: 0.0, seed=1, world_size=3)
     made.commits.update(dict.fromkeys(range(1, 10), (1, b"")))
