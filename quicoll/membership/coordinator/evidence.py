@@ -25,8 +25,8 @@ hour, of the time that ended in commits: what stops the job does not make itself
                 Where it may be the path, or the process was killed, it is 30 s at most. Where failures go on meanwhile
                 it was not the cause, or not alone: its sums are halved, and it comes back once another is left out
     probation   it takes part again. With the next failure of which it is a strong part, one of the strong ones goes at
-                once, it for twice as long as before. Without one for a minute, or twice the time that it was out, of
-                the time that ends in commits, it is trusted
+                once, it for twice as long as before, or for as long where it had come back before its time. Without one
+                for a minute, or twice the time that it was out, of the time that ends in commits, it is trusted
 
 Of nodes with equal sums the one goes that was left out less often, so that two that contradict each other take turns;
 then the one of the higher rank. If a view cannot be made without the node in question, those that are left out come
@@ -197,6 +197,13 @@ class _Standing:
         """It was left out for nothing."""
         self.count, self.until_ns, self.trusted_own_ns = 0, now_ns, own_ns
 
+    def call_back(self, now_ns: int) -> None:
+        """It takes part again before its time. That it was not left out for so long does not make the next time longer:
+        two nodes that fail in turn, and come back for each other, would soon be left out for minutes."""
+        if self.until_ns > now_ns:
+            self.until_ns = now_ns
+            self.count -= 1
+
     def halve(self, own_ns: int) -> None:
         for each in (self.recent, self.total):
             each.value = each.at(own_ns) >> 1
@@ -320,7 +327,7 @@ class Evidence:
     def recall(self, node: str, *, now_ns: int) -> None:
         """Let a node that is left out take part again, for the state that it holds."""
         if node in self.left_out(now_ns=now_ns):
-            self._standings[node].until_ns = now_ns
+            self._standings[node].call_back(now_ns)
             self._news = True
 
     # What is durable
@@ -435,12 +442,12 @@ class Evidence:
             worst = next((node for node in choices if can_spare(node)), worst)
         if not can_spare(worst):
             for node in absent:
-                self._standings[node].until_ns = now_ns
+                self._standings[node].call_back(now_ns)
             return Verdict(returned=tuple(absent))
         least = self._standings[worst].recent.at(self._own_ns)
         cleared = tuple(node for node in absent if self._standings[node].recent.at(self._own_ns) < least)
         for node in cleared:
-            self._standings[node].until_ns = now_ns
+            self._standings[node].call_back(now_ns)
         why = self._why(worst, elimination)
         if elimination is not None:
             elimination.leave_out(worst)

@@ -221,6 +221,19 @@ def test_failures_that_go_on_without_a_node_clear_it() -> None:
     assert trial.out() == "b"
 
 
+def test_two_that_fail_in_turn_and_come_back_for_each_other_are_not_left_out_for_longer_each_time() -> None:
+    """Seed 7256: one was left out for 64 s in the third second, of which it had been out for less than one."""
+    trial = Trial()
+    times = []
+    for _ in range(24):
+        members = "".join(node for node in "abcd" if node not in trial.out())
+        verdict = trial.fail(members, "b" if "b" in members else "c")
+        times += [verdict.for_ns // SECOND] * bool(verdict.left_out)
+        trial.now += SECOND // 3
+    assert len(times) > 10
+    assert max(times) < 10
+
+
 def test_two_that_contradict_each_other_take_turns() -> None:
     trial = Trial()
     out = ""
