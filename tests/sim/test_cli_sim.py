@@ -109,7 +109,7 @@ def test_a_broken_promise_in_a_sweep_is_exit_status_one_and_made_small(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     swept(monkeypatch, 2)
-    monkeypatch.setattr(Checker, "began", lambda self, node, step: self.break_("durable", "made up"))
+    monkeypatch.setattr(Checker, "began", lambda self, node, step, view_id: self.break_("durable", "made up"))
     path = tmp_path / "sweep.json"
     assert run(*SWEEP, "--json", str(path), "--shrink-runs", "4") == 1
     failed = json.loads(path.read_text())["failed"]
@@ -136,7 +136,7 @@ def test_a_failure_that_does_not_come_again_is_said_to_be_one(
     assert "faults after" not in out
     command = "quicoll sim --seed 2 --ranks 2 --steps 2 --faults crash"
     assert json.loads(path.read_text())["failed"][0]["command"] == command
-    monkeypatch.setattr(Checker, "began", lambda self, node, step: self.break_("quorum", "made up"))
+    monkeypatch.setattr(Checker, "began", lambda self, node, step, view_id: self.break_("quorum", "made up"))
     assert run(*SWEEP) == 1
     assert "seed 2: durable could not be shown again: quorum when it was run once more" in capsys.readouterr().out
 
