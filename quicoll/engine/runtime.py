@@ -37,6 +37,7 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Protocol, TypeAlias, TypeVar
 
+from quicoll.engine.looking import LookingSelector
 from quicoll.errors import LocalError
 
 __all__ = ["Cancellable", "Gathering", "InlineRuntime", "Runtime", "Start", "ThreadRuntime"]
@@ -83,12 +84,13 @@ class ThreadRuntime:
     def __init__(
         self,
         name: str,
-        loop_factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
+        loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
         *,
         ask_s: float = _ASK_S,
     ) -> None:
-        """ask_s: between two questions for a sign of life; see the module's head."""
-        self.loop = loop_factory()
+        """loop_factory: makes the loop, if not one that looks before it sleeps (quicoll.engine.looking). ask_s: between
+        two questions for a sign of life; see the module's head."""
+        self.loop = asyncio.SelectorEventLoop(LookingSelector()) if loop_factory is None else loop_factory()
         self._pid = os.getpid()
         self.ask_s = ask_s
         self._lock = threading.Lock()  # of the four below, so that no call comes between the last look and the end

@@ -1,0 +1,118 @@
+"""To look for a moment before going to sleep: what the engine's loop does where small operations follow each other.
+
+A thread that sleeps has to be woken, by a kernel that may have to wake a processor first, and then finds its caches
+cold: that took a third of an operation of 4 bytes, whose peer answers within a hundred microseconds
+(docs/performance.md). So when nothing is ready the loop asks again for `LOOK_NS`, and only then sleeps. Each time it
+offers the processor to whoever else waits for it, and while the kernel is asked Python's lock is free.
+
+What is found by looking is what a sleep would have ended with. A look in vain costs processor time, which others on
+the machine may need, and a thread that computes may have to give Python's lock up once more; so looks have a budget:
+
+    credit      nanoseconds of looking in vain that are allowed; at most `MOST_NS`
+    time passes credit grows by 1/`PART` of it
+    found       what was asked for came: credit grows by `FOUND_NS`. So where a fifth of the looks at most is in vain
+                there is always a next one, and where more are it is by what time has saved up
+    in vain     what it took is taken off the credit, which may leave it below zero
+
+Invariants: a look begins only with credit for a whole one; it ends after `LOOK_NS`, or one question later; looks in
+vain take at most T / PART + MOST_NS of any time T, and FOUND_NS for each look that found something, and what the last
+one took longer than it should. Where there is one processor nobody looks: it is what the awaited one needs.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["FOUND_NS", "LOOK_NS", "MOST_NS", "PART", "LookingSelector", "Looks", "processors"]
+
+LOOK_NS = 120_000  # a peer's answer to what was just sent takes about as long where both have nothing else to do
+FOUND_NS = LOOK_NS // 4
+PART = 100
+MOST_NS = 5 * LOOK_NS
+
+
+class Looks:
+    """The budget of looks; see the module's head."""
+
+    __slots__ = ("_credit", "_seen")
+
+    def __init__(self, now_ns: int) -> None:
+        """Begin with the most that can be saved.
+
+        Args:
+            now_ns: The time.
+        """
+        self._credit = MOST_NS
+        self._seen = now_ns
+
+    def may(self, now_ns: int) -> bool:
+        """Return whether to look, at `now_ns`."""
+        self._credit = min(MOST_NS, self._credit + (now_ns - self._seen) // PART)
+        self._seen = now_ns
+        return self._credit >= LOOK_NS
+
+    def found(self) -> None:
+        """Note that a look has found something."""
+        self._credit = min(MOST_NS, self._credit + FOUND_NS)
+
+    def in_vain(self, took_ns: int) -> None:
+        """Note that a look has found nothing in `took_ns`."""
+        self._credit -= took_ns
+
+
+class LookingSelector(selectors.DefaultSelector):
+    """The system's selector, for an event loop; it looks before it sleeps. See the module's head."""
+
+    def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
+        """Make it.
+
+        Args:
+            clock: Nanoseconds, monotonic.
+        """
+        super().__init__()
+        self._clock = clock
+        self._looks = Looks(clock())
+        self._alone = processors() == 1
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        """As of every selector.
+
+        Args:
+            timeout: Seconds to wait at most; None: until there is something, 0 and below: do not wait.
+        Returns:
+            What is ready, with the events that it is ready for.
+        """
+        if self._alone or (timeout is not None and timeout * 1e9 < LOOK_NS):
+            return super().select(timeout)
+        ready = super().select(0)
+        began = now = self._clock()
+        if ready or not self._looks.may(now):
+            return ready or super().select(timeout)
+        while now - began < LOOK_NS:
+            _offer()
+            ready = super().select(0)
+            if ready:
+                self._looks.found()
+                return ready
+            now = self._clock()
+        self._looks.in_vain(now - began)
+        return super().select(None if timeout is None else max(0.0, timeout - (now - began) / 1e9))
+
+
+def processors() -> int:
+    """Return how many processors this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _offer() -> None:
+    """Let whoever waits for this processor have it."""
+    if hasattr(os, "sched_yield"):
+        os.sched_yield()

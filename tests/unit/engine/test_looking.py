@@ -1,0 +1,136 @@
+"""The engine's loop looks before it sleeps, as far as that pays."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from quicoll.engine import looking
+from quicoll.engine.looking import FOUND_NS, LOOK_NS, MOST_NS, PART, LookingSelector, Looks
+
+
+class Clock:
+    """Each question takes a fifth of a look."""
+
+    def __init__(self) -> None:
+        self.now_ns = 1_000
+
+    def __call__(self) -> int:
+        self.now_ns += LOOK_NS // 5
+        return self.now_ns
+
+
+@pytest.fixture
+def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[LookingSelector, socket.socket, list[float | None]]]:
+    """A selector that waits for a socket, the socket's other end, and how long the system was asked to wait."""
+    asked: list[float | None] = []
+    system = selectors.DefaultSelector.select
+
+    def select(self: selectors.BaseSelector, timeout: float | None = None) -> object:
+        asked.append(timeout)
+        return system(self, 0)  # nothing here sleeps
+
+    monkeypatch.setattr(selectors.DefaultSelector, "select", select)
+    monkeypatch.setattr(looking, "processors", lambda: 2)
+    near, far = socket.socketpair()
+    with near, far, LookingSelector(Clock()) as selector:
+        selector.register(near, selectors.EVENT_READ)
+        yield selector, far, asked
+
+
+def test_what_is_ready_is_given_without_a_look(
+    pair: tuple[LookingSelector, socket.socket, list[float | None]],
+) -> None:
+    selector, far, asked = pair
+    far.send(b"x")
+    assert [events for _, events in selector.select(None)] == [selectors.EVENT_READ]
+    assert asked == [0]
+
+
+def test_what_comes_while_it_looks_ends_the_look(
+    pair: tuple[LookingSelector, socket.socket, list[float | None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    selector, far, asked = pair
+    offers: list[None] = []
+
+    def offer() -> None:
+        offers.append(None)
+        if len(offers) == 3:
+            far.send(b"x")
+
+    monkeypatch.setattr(looking, "_offer", offer)
+    assert [events for _, events in selector.select(None)] == [selectors.EVENT_READ]
+    assert asked == [0] * 4
+
+
+def test_a_look_in_vain_is_part_of_the_time_that_it_waits(
+    pair: tuple[LookingSelector, socket.socket, list[float | None]],
+) -> None:
+    selector, _, asked = pair
+    assert selector.select(1.0) == []
+    assert asked[:-1] == [0] * len(asked[:-1])
+    assert asked[-1] == pytest.approx(1.0 - LOOK_NS / 1e9)
+    assert selector.select(None) == []
+    assert asked[-1] is None
+
+
+@pytest.mark.parametrize("timeout", [-1.0, 0.0, LOOK_NS / 2e9])
+def test_who_has_no_time_for_a_look_does_not_look(
+    pair: tuple[LookingSelector, socket.socket, list[float | None]], timeout: float
+) -> None:
+    selector, _, asked = pair
+    selector.select(timeout)
+    assert asked == [timeout]
+
+
+def test_after_looks_in_vain_it_sleeps_at_once(
+    pair: tuple[LookingSelector, socket.socket, list[float | None]],
+) -> None:
+    selector, _, asked = pair
+    for _ in range(MOST_NS // LOOK_NS):
+        selector.select(None)
+    asked.clear()
+    selector.select(None)
+    assert asked == [0, None]
+
+
+def test_with_one_processor_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(looking, "processors", lambda: 1)
+    monkeypatch.setattr(looking, "_offer", lambda: pytest.fail("it looked"))
+    near, far = socket.socketpair()
+    with near, far, LookingSelector() as selector:
+        selector.register(near, selectors.EVENT_READ)
+        assert selector.select(0.001) == []
+
+
+def test_four_looks_that_find_something_pay_for_one_in_vain() -> None:
+    looks = Looks(0)
+    for _ in range(100):
+        assert looks.may(0)
+        looks.in_vain(LOOK_NS)
+        for _ in range(LOOK_NS // FOUND_NS):
+            looks.found()
+
+
+def test_looks_in_vain_take_no_more_than_their_part_of_the_time() -> None:
+    looks, now, spent = Looks(0), 0, 0
+    while now < 1_000_000_000:
+        if looks.may(now):
+            looks.in_vain(LOOK_NS)
+            now += LOOK_NS
+            spent += LOOK_NS
+        now += 10_000
+    assert now / PART - LOOK_NS < spent <= now / PART + MOST_NS
+
+
+def test_what_has_been_saved_has_an_end() -> None:
+    looks = Looks(0)
+    looks.found()
+    looks.may(1_000_000_000_000)
+    for _ in range(MOST_NS // LOOK_NS):
+        assert looks.may(1_000_000_000_000)
+        looks.in_vain(LOOK_NS)
+    assert not looks.may(1_000_000_000_000)
