@@ -159,6 +159,8 @@ _ONE = 1.0
 _MIN_NORMAL = 2.0**-1022
 _HALF_ULP = 2.0**-53
 
+_FEW = 16  # elements, for which a loop costs less than a call of numpy's
+
 
 def require_ieee() -> None:
     """Raise LocalError where this thread does not compute by IEEE 754's default rules.
@@ -216,8 +218,11 @@ def narrow_unguarded(values: Array, acc: DType, dtype: DType, out: Array) -> Non
         _copy_small(values, dtype, out)
     else:
         # A maximum is NaN exactly if an element is, reads once and writes nothing: far cheaper than an array of
-        # isnan.
-        any_nan = values.size > 0 and math.isnan(values.max())
+        # isnan. To ask few elements one by one is cheaper than to begin a reduction.
+        if values.size <= _FEW:
+            any_nan = any(map(math.isnan, values.tolist()))
+        else:
+            any_nan = math.isnan(values.max())
         where = np.isnan(values) if any_nan else None
         if dtype in _FROM_FLOAT32:
             single = values if acc is FLOAT32 else _float64_to_odd_float32(values)
