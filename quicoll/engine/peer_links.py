@@ -7,8 +7,8 @@ Two tasks make links, each at most once at a time. A later one takes the place o
     probe    to each node that a probe names, while this node is left out of views: however long it takes, until it is
              stopped. A view that is to be formed stops it: its members' links are the view's
 
-The other side of a probe hears of it (`expect`): it takes its part in making that link, as for a view. Who dials, and
-where, and what the side that does not dial has to send first: ways.py.
+The other side of a probe hears of it (`expect`): it takes its part in making that link, as for a view. Who dials
+first, and where, what the other side has to send, and when it dials as well: ways.py.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from quicoll.engine.messages import PeerMessage, decode_message
-from quicoll.engine.ways import OPENERS_S, behind_nat, dials, opened_address, own_addresses
+from quicoll.engine.ways import DIALS_TOO_S, OPENERS_S, behind_nat, dials_first, opened_address, own_addresses
 from quicoll.errors import PeerError
 from quicoll_transport.endpoint import LinkState
 from quicoll_transport.errors import LinkLost
@@ -188,7 +188,7 @@ class PeerLinks:
         if existing is not None and existing.remote_incarnation not in (0, member.incarnation):
             # Which process is the node's is for the coordinator to say: one without its journal may take a lesser one.
             existing.close("the node has started anew")
-        dial = probing or (self._node < member.node if own is None else dials(own, member))
+        dial = probing or (self._node < member.node if own is None else dials_first(own, member))
         addresses = own_addresses(member)
         if behind_nat(own, member) and (existing is None or existing.state is not LinkState.UP):
             way = self._detours.way(member.node)
@@ -196,7 +196,7 @@ class PeerLinks:
         link = self._endpoint.link(identity, addresses=addresses if dial else (), dial=dial)
         link.listen(self._app, self._on_state)
         if not dial and link.state is LinkState.CONNECTING and (address := opened_address(own, member)) is not None:
-            self._open(link, address, 0)
+            self._open(link, member, address, 0)
         return link
 
     def _detour(self, node: str, way: Address) -> None:
@@ -214,16 +214,20 @@ class PeerLinks:
         if link is not None and link.proved_address == way:
             link.close(cause)
 
-    def _open(self, link: Link, address: Address, number: int) -> None:
-        """Send an opener for a link that is being made, and see that the next one follows."""
+    def _open(self, link: Link, member: Member, address: Address, number: int) -> None:
+        """Send an opener for a link that is being made, or dial as well, and see that the next one follows."""
         if (waiting := self._openers.pop(link.node, None)) is not None:
             waiting.cancel()
         if link.state is not LinkState.CONNECTING:
             return
         self._endpoint.knock(address)
+        if OPENERS_S[number] == DIALS_TOO_S:
+            way = self._detours.way(link.node)
+            addresses = [*own_addresses(member), *([] if way is None else [way])]
+            self._endpoint.link(link.identity, addresses=addresses, dial=True)
         if number + 1 < len(OPENERS_S):
             delay = OPENERS_S[number + 1] - OPENERS_S[number]
-            self._openers[link.node] = self._loop.call_later(delay, self._open, link, address, number + 1)
+            self._openers[link.node] = self._loop.call_later(delay, self._open, link, member, address, number + 1)
 
     def _app(self, link: Link, data: bytes) -> None:
         try:
