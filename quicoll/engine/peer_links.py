@@ -7,8 +7,10 @@ Two tasks make links, each at most once at a time. A later one takes the place o
     probe    to each node that a probe names, while this node is left out of views: however long it takes, until it is
              stopped. A view that is to be formed stops it: its members' links are the view's
 
-The other side of a probe hears of it (`expect`): it takes its part in making that link, as for a view. Who dials
-first, and where, what the other side has to send, and when it dials as well: ways.py.
+The other side of a probe hears of it (`expect`): it takes its part in making that link, as for a view. What it hears so
+of where a node is goes before what the view or the probe said that it had heard until then, also in a task that begins
+with these only now, and until the next one of them. Who dials first, and where, what the other side has to send, and
+when it dials as well: ways.py.
 """
 
 from __future__ import annotations
@@ -85,6 +87,7 @@ class PeerLinks:
         self._forming: asyncio.Task[None] | None = None
         self._probing: asyncio.Task[None] | None = None
         self._openers: dict[str, asyncio.TimerHandle] = {}  # the next one, by node
+        self._news: dict[str, Member] = {}  # what was heard of nodes since the last view or probe
         self._stopped = False
 
     def accept(self, link: Link) -> None:
@@ -99,6 +102,7 @@ class PeerLinks:
     def form(self, view: View) -> None:
         """Get a link to every other member of a proposed view; `on_formed` follows."""
         self.stop_probing()
+        self._news.clear()
         if self._forming is not None:
             self._forming.cancel()
         self._forming = self._loop.create_task(self._form(view))
@@ -111,11 +115,13 @@ class PeerLinks:
             pace: Seconds after which what is not up is dialled again.
         """
         self.stop_probing()
+        self._news.clear()
         self._probing = self._loop.create_task(self._probe(probe, pace))
 
     def expect(self, expected: ExpectPeer) -> None:
         """Take this side's part in a link that a node which is left out of views tries to make."""
         if not self._stopped:
+            self._news[expected.member.node] = expected.member
             self._to(expected.member, expected.own)
 
     def stop_probing(self) -> None:
@@ -183,6 +189,9 @@ class PeerLinks:
                     link.close("dialled again")
 
     def _to(self, member: Member, own: Member | None, *, probing: bool = False) -> Link:
+        news = self._news.get(member.node)
+        if news is not None and news.incarnation == member.incarnation:
+            member = news
         identity = Identity(self._job, WORKER, member.node)
         existing = self._endpoint.links.get(identity)
         if existing is not None and existing.remote_incarnation not in (0, member.incarnation):

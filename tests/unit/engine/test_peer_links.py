@@ -220,6 +220,19 @@ def test_a_peer_that_is_seen_elsewhere_by_now_is_opened_for_and_dialled_there(be
     assert len(bench.made) == 2
 
 
+def test_where_a_peer_is_heard_to_be_goes_before_what_the_view_said_until_the_next_one(bench: Bench) -> None:
+    """Both come together, and the task that makes the view's links has not begun when the later word is taken in."""
+    view = View(view_id=7, members=HIDDEN, seed=0, committed_step=0, committed_view=0)
+    bench.peers.form(view)
+    bench.peers.expect(ExpectPeer(replace(HIDDEN[2], seen_at=("203.0.113.9", 41000)), HIDDEN[1]))
+    bench.turn()
+    assert bench.dialled["c"] == [("10.0.0.1", 5), ("203.0.113.9", 41000)]
+    bench.peers.of_view(view)
+    assert bench.dialled["c"] == [("10.0.0.1", 5), ("203.0.113.9", 41000)]
+    bench.form(8, HIDDEN)
+    assert bench.dialled["c"] == [("10.0.0.1", 5), SEEN["c"]]
+
+
 def test_no_opener_is_sent_once_there_is_a_link_or_another_one_is_made(bench: Bench) -> None:
     bench.form(7, HIDDEN)
     bench.turn(0.2)
