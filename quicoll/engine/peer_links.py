@@ -7,8 +7,10 @@ Two tasks make links, each at most once at a time. A later one takes the place o
     probe    to each node that a probe names, while this node is left out of views: however long it takes, until it is
              stopped. A view that is to be formed stops it: its members' links are the view's
 
-The other side of a probe hears of it (`expect`): it takes its part in making that link, as for a view. Who dials, and
-where, and what the side that does not dial has to send first: ways.py.
+The other side of a probe hears of it (`expect`): it takes its part in making that link, as for a view. What it hears so
+of where a node is goes before what the view or the probe said that it had heard until then, also in a task that begins
+with these only now, and until the next one of them. Who dials first, and where, what the other side has to send, and
+when it dials as well: ways.py.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from quicoll.engine.messages import PeerMessage, decode_message
-from quicoll.engine.ways import OPENERS_S, behind_nat, dials, opened_address, own_addresses
+from quicoll.engine.ways import DIALS_TOO_S, OPENERS_S, behind_nat, dials_first, opened_address, own_addresses
 from quicoll.errors import PeerError
 from quicoll_transport.endpoint import LinkState
 from quicoll_transport.errors import LinkLost
@@ -85,6 +87,7 @@ class PeerLinks:
         self._forming: asyncio.Task[None] | None = None
         self._probing: asyncio.Task[None] | None = None
         self._openers: dict[str, asyncio.TimerHandle] = {}  # the next one, by node
+        self._news: dict[str, Member] = {}  # what was heard of nodes since the last view or probe
         self._stopped = False
 
     def accept(self, link: Link) -> None:
@@ -99,6 +102,7 @@ class PeerLinks:
     def form(self, view: View) -> None:
         """Get a link to every other member of a proposed view; `on_formed` follows."""
         self.stop_probing()
+        self._news.clear()
         if self._forming is not None:
             self._forming.cancel()
         self._forming = self._loop.create_task(self._form(view))
@@ -111,11 +115,13 @@ class PeerLinks:
             pace: Seconds after which what is not up is dialled again.
         """
         self.stop_probing()
+        self._news.clear()
         self._probing = self._loop.create_task(self._probe(probe, pace))
 
     def expect(self, expected: ExpectPeer) -> None:
         """Take this side's part in a link that a node which is left out of views tries to make."""
         if not self._stopped:
+            self._news[expected.member.node] = expected.member
             self._to(expected.member, expected.own)
 
     def stop_probing(self) -> None:
@@ -183,12 +189,15 @@ class PeerLinks:
                     link.close("dialled again")
 
     def _to(self, member: Member, own: Member | None, *, probing: bool = False) -> Link:
+        news = self._news.get(member.node)
+        if news is not None and news.incarnation == member.incarnation:
+            member = news
         identity = Identity(self._job, WORKER, member.node)
         existing = self._endpoint.links.get(identity)
         if existing is not None and existing.remote_incarnation not in (0, member.incarnation):
             # Which process is the node's is for the coordinator to say: one without its journal may take a lesser one.
             existing.close("the node has started anew")
-        dial = probing or (self._node < member.node if own is None else dials(own, member))
+        dial = probing or (self._node < member.node if own is None else dials_first(own, member))
         addresses = own_addresses(member)
         if behind_nat(own, member) and (existing is None or existing.state is not LinkState.UP):
             way = self._detours.way(member.node)
@@ -196,7 +205,7 @@ class PeerLinks:
         link = self._endpoint.link(identity, addresses=addresses if dial else (), dial=dial)
         link.listen(self._app, self._on_state)
         if not dial and link.state is LinkState.CONNECTING and (address := opened_address(own, member)) is not None:
-            self._open(link, address, 0)
+            self._open(link, member, address, 0)
         return link
 
     def _detour(self, node: str, way: Address) -> None:
@@ -214,16 +223,20 @@ class PeerLinks:
         if link is not None and link.proved_address == way:
             link.close(cause)
 
-    def _open(self, link: Link, address: Address, number: int) -> None:
-        """Send an opener for a link that is being made, and see that the next one follows."""
+    def _open(self, link: Link, member: Member, address: Address, number: int) -> None:
+        """Send an opener for a link that is being made, or dial as well, and see that the next one follows."""
         if (waiting := self._openers.pop(link.node, None)) is not None:
             waiting.cancel()
         if link.state is not LinkState.CONNECTING:
             return
         self._endpoint.knock(address)
+        if OPENERS_S[number] == DIALS_TOO_S:
+            way = self._detours.way(link.node)
+            addresses = [*own_addresses(member), *([] if way is None else [way])]
+            self._endpoint.link(link.identity, addresses=addresses, dial=True)
         if number + 1 < len(OPENERS_S):
             delay = OPENERS_S[number + 1] - OPENERS_S[number]
-            self._openers[link.node] = self._loop.call_later(delay, self._open, link, address, number + 1)
+            self._openers[link.node] = self._loop.call_later(delay, self._open, link, member, address, number + 1)
 
     def _app(self, link: Link, data: bytes) -> None:
         try:

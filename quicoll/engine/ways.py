@@ -6,25 +6,63 @@ cannot send to it: its router passes in only what answers something. The coordin
 router maps a socket to one port whatever the destination (RFC 4787: endpoint-independent), peers find the rank there.
 
     neither is behind NAT     the lesser name dials what is announced
-    one of them is            that one dials; nothing has to be opened for an answer
-    both are                  the lesser name dials, at each address in turn: what is announced (they may be behind the
-                              same router), what the coordinator sees, the relay. The other one opens: it sends a byte
-                              to where the coordinator sees the one that dials, and its router takes what comes from
-                              there for an answer from then on
+    one of them is            that one dials first, and the other one opens
+    both are                  the lesser name dials first, and the other one opens
 
-Both sides begin when they hear of the view, and compute the same from it. Openers go out at once and again, ever more
-seldom, for as long as the link is being made: `OPENERS_S`. One may be lost, or come before the other side's router lets
-anything in; it needs nobody to get it, only to have left.
+Who dials tries each address in turn: what is announced (they may be behind the same router), what the coordinator sees,
+the relay. Who opens sends a byte to where the coordinator sees the other one: its own router or firewall takes what
+comes from there for an answer from then on. Openers go out at once and again, ever more seldom (`OPENERS_S`). One may
+be lost, or come before the other side's router lets anything in; it needs nobody to get it, only to have left. Where
+there is no link `DIALS_TOO_S` later, who has opened dials as well.
+
+What a pair that makes a link is in, and what leads on:
+
+    asked       both know where the other one is, by a view or a probe, and begin; they compute the same from it
+    one dials   and the other one opens. If the dialler's packets come from where it is seen, they pass: UP
+    both dial   each sends to where it sees the other one in each of its rounds. Whichever begins later is let in by
+                what the other one's router remembers of that: UP
+    UP          by the connection that was answered first (endpoint.core.admission: who dialled it is asked only where
+                both were answered)
+    late        not UP by the link's deadline: lost here. A view fails and says why; a probe goes on, and the
+                coordinator has the other side begin again (membership.coordinator.probes.AGAIN_NS)
+    moved       a router has given one of the two another port. The coordinator sees it as soon as that one's next
+                heartbeat is answered, and tells who is making a link to it: asked, anew. Links that were UP fall silent
+                and are lost, their view ends, and the next one has the new address
+
+Why it ends in UP, where the two routers allow for it at all (quicoll.sim.translators says which do; all kinds are held
+to it by tests/sim/test_nat.py). Each of the two sends to where it sees the other one: who dials first in each of its
+rounds, and the other one as it opens and then in each of its rounds as well. Let X dial Y. Its packets reach Y's router
+if that takes for Y what comes there, from whoever it is: unless it maps by destination (symmetric). They pass its
+filter if it has none; or if it goes by hosts, and Y has sent to X's host; or if it goes by ports, and Y has sent to the
+port that X's packets come from, which is the one where X is seen unless X's router maps by destination. So
+
+    neither router maps by destination    after Y has sent once every attempt of X passes, and the other way round: the
+                                          side that begins later gets through
+    X's does, Y's does not                X's attempts pass after Y has sent once, unless Y's filter goes by ports; Y's
+                                          attempts never do. X dials, be it as the second one
+    both do, or the last exception        they need the relay
+
+as long as a router remembers what went out, which is half a minute at least, and is sent anew in each round.
+
+The bound. A round is one attempt for each address, of a quarter of a second each in the first one. From when both have
+the other one's address it takes `DIALS_TOO_S` and the second one's first round, 0.7 + 0.75 s with three addresses,
+until an attempt begins that is let in; where the one that tries is in the middle of a turn of its own (a probe), what
+is left of that: half of lost_after, 1.5 s at least. A handshake later it is UP, without loss and where a round trip is
+short against a quarter of a second; a link has 2 s for it at least. Both have the address as soon as a view or a probe
+asks for the link; where one of them has moved since, three round trips after that one's next heartbeat (an eighth of
+lost_after), or MOVES_NS after its move before; and where the other side of a probe has given up meanwhile, at most
+AGAIN_NS later. So from whatever state a probe has its links within AGAIN_NS and one of its turns of the last thing that
+changed, and a view in its first attempt.
 
 Invariants: an opener goes to an address that the coordinator named for a member of a view or a probe, and nowhere else;
-at most len(OPENERS_S) of them for each link that is made, of one byte. A link is made by its deadline or lost, whatever
-the routers do.
+at most len(OPENERS_S) of them each time that a link is asked for, of one byte. A link is made by its deadline or lost,
+whatever the routers do.
 
-Failure cases. A router that maps by destination (symmetric) gives another port to peers than the coordinator sees: an
-opener goes out from the wrong port, and what is dialled is let in by nobody; the relay is left. A router that loses its
-mappings takes the links with it: they are lost by silence, the view ends, and the next one has what the coordinator
-sees by then. A coordinator on the same side of a router as a rank sees the rank's own address, which says nothing to
-others: they reach it by the relay.
+Failure cases. Two routers that need a relay, as above, and there is none: links are lost by their deadline, and the
+error says by which addresses it was tried. A coordinator on the same side of a router as a rank sees the rank's own
+address, which says nothing to others: they reach it by the relay. A firewall that translates nothing, in front of a
+rank: the coordinator sees what is announced, so nothing tells of it. It is opened where the other one of a pair is
+behind NAT; between two firewalls nobody opens, and UDP has to be let in by one of them.
 """
 
 from __future__ import annotations
@@ -35,10 +73,13 @@ if TYPE_CHECKING:
     from quicoll.membership.view import Member
     from quicoll_transport.net.addresses import Address
 
-__all__ = ["OPENERS_S", "behind_nat", "dials", "opened_address", "own_addresses"]
+__all__ = ["DIALS_TOO_S", "OPENERS_S", "behind_nat", "dials_first", "opened_address", "own_addresses"]
 
 OPENERS_S = (0.0, 0.1, 0.3, 0.7, 1.5, 3.0)
 """When an opener goes out, in seconds after a link is asked for."""
+
+DIALS_TOO_S = OPENERS_S[3]
+"""When who has opened dials as well: as late as the other side's first round takes, with three addresses."""
 
 
 def behind_nat(one: Member | None, other: Member) -> bool:
@@ -46,8 +87,8 @@ def behind_nat(one: Member | None, other: Member) -> bool:
     return other.seen_at is not None or (one is not None and one.seen_at is not None)
 
 
-def dials(own: Member, other: Member) -> bool:
-    """Return whether `own` dials the other one, and not the other way round."""
+def dials_first(own: Member, other: Member) -> bool:
+    """Return whether `own` dials the other one first, and not the other way round."""
     if (own.seen_at is None) is not (other.seen_at is None):
         return own.seen_at is not None
     return own.node < other.node
@@ -60,12 +101,12 @@ def own_addresses(member: Member) -> list[Address]:
 
 
 def opened_address(own: Member | None, other: Member) -> Address | None:
-    """Return where openers go before the other one dials; None: nothing has to be opened.
+    """Return where openers go when the other one dials first; None: nothing has to be opened.
 
     Args:
-        own: This rank, as the coordinator sees it; None where it is not known to be behind NAT.
+        own: This rank, as the coordinator sees it; None where that is not known.
         other: The one that dials.
     """
-    if own is None or own.seen_at is None:
+    if not behind_nat(own, other):
         return None
     return other.seen_at or (other.addresses[0] if other.addresses else None)

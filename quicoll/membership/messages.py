@@ -343,7 +343,10 @@ class Probe(_Message, frozen=True, tag="probe"):
 
 
 class Expect(_Message, frozen=True, tag="expect"):
-    """This node was asked to have a link to you (Probe): one of you is behind NAT, so take your part. own: you."""
+    """This node tries to have a link to you: one of you is behind NAT, so take your part. own: you.
+
+    It was asked to (Probe), or both of you are to be in the view that is proposed, and its address is another by now.
+    """
 
     member: Member
     own: Member

@@ -330,17 +330,24 @@ class CoordinatorService:
                 self._kept[link.node] = (link, message)
                 self._send(link, Standby(leader=self._leader[:MAX_TEXT]))
             return
-        self._look_at(self._term, link)
+        if isinstance(message, Join):
+            self._look_at(self._term, link)
         self._term.receive(link.node, message, incarnation=link.remote_incarnation)
 
     @staticmethod
     def _look_at(term: Term, link: Link) -> None:
-        """Tell the core where a node is: its address translator may have given it another address by now."""
+        """Tell the core where a node is: its address translator may have given it another address by now.
+
+        Called when it joins, and whenever its link says that something has changed. A node that waits says nothing, so
+        its messages would tell too late.
+        """
         address = link.proved_address
         if address is not None and not any(address[2:]):  # a zone means something on this host alone
-            term.core.saw(link.node, (str(address[0]), int(address[1])))
+            term.saw(link.node, (str(address[0]), int(address[1])))
 
     def _on_state(self, link: Link) -> None:
+        if self._term is not None and self._joined.get(link.node) == link.number and not link.ended:
+            self._look_at(self._term, link)
         if link.ended:
             self.desk.ended(link)
         if link.ended and (drop := self._drops.pop(link, None)) is not None:

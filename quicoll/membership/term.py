@@ -130,6 +130,11 @@ class Term:
             self.core.member_lost(node, cause, now_ns=self.now_ns(), incarnation=incarnation)
             self.work()
 
+    def saw(self, node: str, address: tuple[str, int]) -> None:
+        """Take in where a node is. Arguments as `CoordinatorCore.saw` has them."""
+        if not self._over and self.core.saw(node, address, now_ns=self.now_ns()):
+            self.work()
+
     def when_durable(self, answer: Callable[[], None]) -> None:
         """Call `answer` when all that is decided by now is in the journal, and that is still ours. Else never."""
         self._answers.append(answer)

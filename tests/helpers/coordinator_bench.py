@@ -54,6 +54,10 @@ class Bench:
         self.core.member_lost(node, "silence", now_ns=self.now)
         self.drain()
 
+    def saw(self, node: str, address: tuple[str, int]) -> None:
+        self.core.saw(node, address, now_ns=self.now)
+        self.drain()
+
     def advance(self, nanoseconds: int) -> None:
         """Time passes; every timer is served at its very moment."""
         until = self.now + nanoseconds

@@ -52,6 +52,7 @@ __all__ = [
     "Listener",
     "MessageSink",
     "PathStats",
+    "PeerMoved",
 ]
 
 CLOSE_NORMAL = 0x7100  # above TLS alerts (0x100-0x1ff), below two bytes of QUIC's varint
@@ -115,6 +116,11 @@ class ControlData:
 
 
 @dataclass(frozen=True, slots=True)
+class PeerMoved:
+    """The peer has shown that it is at another address than before: `Carrier.proved_address` says where."""
+
+
+@dataclass(frozen=True, slots=True)
 class Closed:
     """The carrier is over; no event follows.
 
@@ -126,7 +132,7 @@ class Closed:
     name: str = field(default="", compare=False)
 
 
-CarrierEvent = Authenticated | ControlData | Closed
+CarrierEvent = Authenticated | ControlData | PeerMoved | Closed
 
 
 @dataclass(frozen=True, slots=True)

@@ -236,14 +236,21 @@ class CoordinatorCore:
             self._dispatch(candidate, message, now_ns)
         self._due.look(now_ns)
 
-    def saw(self, node: str, address: tuple[str, int]) -> None:
+    def saw(self, node: str, address: tuple[str, int], *, now_ns: int) -> bool:
         """Take in where a node's datagrams come from: views that are made from now on tell the others.
 
         Args:
             node: By the name in its certificate.
             address: (host, port), proved by an answer from there.
+            now_ns: The time now.
+        Returns:
+            Whether somebody may have to hear of it at once: there may be actions.
         """
-        self._roster.saw(node, address)
+        candidate = self._roster.saw(node, address)
+        if candidate is None:
+            return False
+        self._due.moved(candidate, now_ns)
+        return True
 
     def member_lost(self, node: str, cause: str, *, now_ns: int, incarnation: int | None = None) -> None:
         """Take in that the link to a node is gone for good.

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from quicoll.membership.coordinator.actions import NodesForgotten
 from quicoll.membership.coordinator.formation import Readiness
+from quicoll.membership.coordinator.probes import MOVES_NS, expectations
 from quicoll.membership.coordinator.stage import CoordinatorState
 from quicoll.membership.messages import clip
 
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from quicoll.membership.coordinator.ledger import Ledger
     from quicoll.membership.coordinator.probes import Probes
     from quicoll.membership.coordinator.releases import Releases
-    from quicoll.membership.coordinator.roster import Roster
+    from quicoll.membership.coordinator.roster import Candidate, Roster
     from quicoll.membership.coordinator.stage import Stage
     from quicoll.membership.coordinator.succession import Succession
 
@@ -96,7 +97,7 @@ class Reconsidering:
     @property
     def wake_ns(self) -> int | None:
         """When to look again; None where only an input can change anything."""
-        return self._wake_ns
+        return min((at for at in (self._wake_ns, self._probes.again_ns) if at is not None), default=None)
 
     def look(self, now_ns: int) -> None:
         """Do what is due."""
@@ -160,12 +161,28 @@ class Reconsidering:
             self._out.end(candidate, self._ledger.history.final_step)
         return True
 
+    def moved(self, moved: Candidate, now_ns: int) -> None:
+        """Tell who makes a link to this node, or is about to, that it is elsewhere by now."""
+        view = None if self._stage.proposal is None else self._stage.proposal.view
+        fast = moved.moved_ns is not None and now_ns < moved.moved_ns + MOVES_NS
+        if view is not None and view.rank_of(moved.node) is not None and not fast:
+            moved.moved_ns = now_ns
+            others = [self._roster.get(node) for node in view.nodes if node != moved.node]
+            for other, expected in expectations(moved, [other for other in others if other is not None]):
+                self._out.tell(other, expected)
+        self._ask(now_ns)
+
     def _probe(self, now_ns: int) -> None:
-        """Have nodes that are left out try the paths to those that they would work with."""
-        if self._stage.active is not None and self._stage.active.ballot is not None:
-            return
-        for candidate, probe in self._probes.due(self._stage.view, now_ns=now_ns):
-            self._out.tell(candidate, probe)
+        """Have nodes that are left out try the paths to those that they would work with. While a step is open they
+        are not counted anew; what is to be repeated is."""
+        idle = self._stage.active is None or self._stage.active.ballot is None
+        again_ns = self._probes.again_ns
+        if idle or (again_ns is not None and again_ns <= now_ns):
+            self._ask(now_ns)
+
+    def _ask(self, now_ns: int) -> None:
+        for candidate, message in self._probes.due(self._stage.view, now_ns=now_ns):
+            self._out.tell(candidate, message)
 
     def _installed(self, active: ActiveView, now_ns: int) -> None:
         if active.ballot is not None:

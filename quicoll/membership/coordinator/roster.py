@@ -43,6 +43,7 @@ class Candidate:
         dismissal: Why it is told to leave, "" where it is not; then it is `leaving` too.
         dismissed: Whether it was told so.
         seen_at: Where its datagrams come from, as the coordinator's host sees them; None where that is not known.
+        moved_ns: When others were told at once that this is another place than before; None: never.
         wait_reason: Why it waits, as last sent to it, so that it gets each reason once.
     """
 
@@ -62,6 +63,7 @@ class Candidate:
     dismissal: str = ""
     dismissed: bool = False
     seen_at: tuple[str, int] | None = None
+    moved_ns: int | None = None
     wait_reason: str = ""
     rank_key: tuple[object, ...] = field(init=False)
 
@@ -184,11 +186,18 @@ class Roster:
         candidate.seen_at = self._seen.get(candidate.node)
         self._candidates[candidate.node] = candidate
 
-    def saw(self, node: str, address: tuple[str, int]) -> None:
-        """Take in where a node's datagrams come from; views that are made from now on say so."""
+    def saw(self, node: str, address: tuple[str, int]) -> Candidate | None:
+        """Take in where a node's datagrams come from; views that are made from now on say so.
+
+        Returns:
+            The node, if it is here and was seen elsewhere before; None: what others know of it is still right.
+        """
         self._seen[node] = address
-        if node in self._candidates:
-            self._candidates[node].seen_at = address
+        candidate = self._candidates.get(node)
+        if candidate is None or candidate.seen_at == address:
+            return None
+        candidate.seen_at = address
+        return candidate
 
     def remove(self, node: str) -> Candidate | None:
         return self._candidates.pop(node, None)

@@ -142,8 +142,11 @@ def test_an_idle_peer_that_moves_is_found_by_its_next_heartbeat(run: Run) -> Non
     async def test(world: World) -> None:
         ours, theirs = await world.link()
         assert theirs.proved_address == CLIENT
+        told: list[Address | None] = []
+        theirs.listen(lambda link, data: None, lambda link: told.append(link.proved_address))
         world.roaming.move(ELSEWHERE)
         await asyncio.sleep(10)
+        assert told == [ELSEWHERE], "once, when it has shown that it is there"
         assert world.peer_address(theirs) == theirs.proved_address == ELSEWHERE
         assert not ours.suspect
         assert not theirs.suspect

@@ -60,9 +60,11 @@ def test_both_paths_are_challenged_on_a_move_and_little_goes_to_the_new_one() ->
 def test_another_port_of_the_same_host_is_the_same_path() -> None:
     paths = server()
     moved(paths, PORT)
+    assert not paths.moved, "it has not shown that it is there"
     paths.on_response(challenges(paths, 0)[PORT], 0)
     assert paths.current.validated
     assert not paths.changed
+    assert paths.moved, "but at another address"
 
 
 def test_a_path_that_does_not_answer_is_left_for_the_one_before() -> None:
@@ -81,6 +83,7 @@ def test_a_path_that_does_not_answer_is_left_for_the_one_before() -> None:
     assert asked <= 2 * 5, "each wait is twice the one before (RFC 9000 section 8.2.1)"
     assert paths.current.address == HOME
     assert not paths.changed
+    assert not paths.moved
     assert paths.next_timer() is None
 
 
@@ -91,6 +94,18 @@ def test_a_spoofed_move_ends_with_the_next_packet_from_home() -> None:
     assert paths.current.address == HOME
     assert paths.current.validated
     assert not paths.changed
+    assert not paths.moved
+
+
+def test_each_move_to_another_address_is_told_once_and_one_back_as_well() -> None:
+    paths = server()
+    moved(paths, PORT)
+    paths.on_response(challenges(paths, 0)[PORT], 0)
+    paths.moved = False
+    moved(paths, PORT)
+    assert not paths.moved
+    moved(paths, HOME)
+    assert paths.moved, "where the peer has shown to be before, and so is known to be"
 
 
 def test_a_path_that_was_asked_with_little_is_asked_again_with_all_that_quic_needs() -> None:

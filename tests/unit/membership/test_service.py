@@ -492,6 +492,24 @@ async def test_a_view_has_where_a_link_shows_its_node_to_be() -> None:
     assert [message.view.members[0].seen_at for message in proposals] == [("203.0.113.1", 40000)]
 
 
+async def test_a_node_whose_link_shows_it_elsewhere_is_told_of_without_a_word_of_it() -> None:
+    bench = Bench(2)
+    a, b = bench.link("a"), bench.link("b")
+    for link, host in ((a, "10.0.0.1"), (b, "10.0.0.2")):
+        link.proved_address = ("203.0.113.1", 40000)
+        link.say(m.Join(incarnation=1, addresses=((host, 5),)))
+    told = len(b.told)
+    stranger = bench.link("c")
+    stranger.proved_address = a.proved_address = ("203.0.113.1", 40001)
+    stranger.on_state(stranger)
+    assert len(b.told) == told, "nobody has joined there"
+    a.on_state(a)
+    expected = [message for message in b.told[told:] if isinstance(message, m.Expect)]
+    assert [(one.member.node, one.member.seen_at) for one in expected] == [("a", ("203.0.113.1", 40001))]
+    a.on_state(a)
+    assert len(b.told) == told + 1
+
+
 @pytest.mark.parametrize("address", [None, ("fe80::1", 40000, 0, 2)], ids=["none yet", "of one interface here"])
 async def test_what_means_nothing_to_others_is_not_told_them(address: tuple[Any, ...] | None) -> None:
     bench = Bench()

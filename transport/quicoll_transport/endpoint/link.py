@@ -220,7 +220,7 @@ class Link:
 
         Args:
             on_app: Called with the link and a small message of the peer, in order.
-            on_state: Called with the link when its state or suspicion changed.
+            on_state: Called with the link when its state or suspicion changed, or `proved_address` while it is up.
         """
         self._on_app = on_app
         self._on_state = on_state

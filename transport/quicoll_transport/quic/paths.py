@@ -18,8 +18,9 @@ until that is answered it is no path to return to, and no place to look for larg
 
 On a move both paths are challenged: the new one so that more may be sent there, the old one because a packet that
 somebody copied and sent on from elsewhere looks the same; a peer that is still there answers and sends on from there
-(9.3.3). When a path to another host passes, nothing is known of its capacity (`changed`, 9.4); where only the
-port is new, it is the same path with another NAT entry.
+(9.3.3). When a path to another address passes, the layers above hear of it (`moved`). Nothing is known of the capacity
+of one to another host (`changed`, 9.4); where only the port is new, it is the same path with another NAT entry. A path
+that is returned to because the new one does not pass is the one that was told last.
 
 Packets to a path carry one of the peer's connection ids that no other path has seen, so that nobody who watches both
 can tell that they belong together (9.5). Where the packets from a new address are for the id of ours that they were for
@@ -84,8 +85,8 @@ class Path:
 class Paths:
     """See the module's head.
 
-    current: the path in use. changed: whether a path to another host passes; gone: numbers of ids (`Path.ids`)
-    that no path uses any more. Whoever acts on these takes them back.
+    current: the path in use. changed: whether a path to another host passes; moved: or one to another address; gone:
+    numbers of ids (`Path.ids`) that no path uses any more. Whoever acts on these takes them back.
     """
 
     def __init__(self, address: Address, *, is_client: bool, draw: Callable[[int], bytes]) -> None:
@@ -97,14 +98,14 @@ class Paths:
             draw: Returns so many bytes of chance.
         """
         self.current = Path(address, validated=True)
-        self.changed = False
+        self.changed = self.moved = False
         self.gone: list[int] = []
         self._ids = 1  # the next number
         self._is_client = is_client
         self._draw = draw
         self._all = [self.current]  # the one heard last at the end
         self._fallback = self.current  # the path before that passes
-        self._settled_host = address[:1]
+        self._settled = address  # of the last path in use that passed
 
     def __iter__(self) -> Iterator[Path]:
         return iter(self._all)
@@ -171,10 +172,10 @@ class Paths:
         path.ask_ns, path.fails_ns = now_ns, now_ns + path.patience_ns
 
     def _settle(self, path: Path) -> None:
-        """A path that passes is in use: is it another host's than the one before?"""
-        host = path.address[:1]
-        self.changed = self.changed or host != self._settled_host
-        self._settled_host = host
+        """A path that passes is in use: does it lead elsewhere than the one before?"""
+        self.changed = self.changed or path.address[:1] != self._settled[:1]
+        self.moved = self.moved or path.address != self._settled
+        self._settled = path.address
 
     def on_challenge(self, path: Path, data: bytes) -> None:
         """Take a PATH_CHALLENGE frame: it is answered by the path that it came by (section 8.2.2)."""

@@ -27,6 +27,7 @@ from quicoll_transport.carrier import (
     LastWords,
     MessageSink,
     PathStats,
+    PeerMoved,
 )
 from quicoll_transport.errors import ProtocolError
 from quicoll_transport.link.frames import HEADER_SIZE, Header
@@ -205,6 +206,9 @@ class Session:
             self.retired_cids += own_ids.gone
             own_ids.fresh.clear()
             own_ids.gone.clear()
+        if plane.paths.moved:
+            plane.paths.moved = False
+            self._events.append(PeerMoved())
         if plane.confirmed or not plane.ending.is_open:
             self._handshake = None
         else:

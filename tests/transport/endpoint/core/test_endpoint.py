@@ -70,6 +70,47 @@ def test_nothing_is_sent_before_the_core_is_served(pair: Pair) -> None:
     assert pair.under_way
 
 
+# -- both sides dial -------------------------------------------------------------------------------------------------
+
+
+def test_an_attempt_that_nobody_answers_does_not_keep_out_the_connection_that_gets_through(pair: Pair) -> None:
+    """As between routers of which only one lets in what the other side dials."""
+    ours = pair.a.dial(pair.b, ("192.0.2.9", 9))  # a is the lesser one: of two that both work its own is kept
+    theirs = pair.b.dial(pair.a)
+    pair.until(lambda: ours.link.state is theirs.link.state is LinkState.UP, within=100 * MS)
+    assert (ours.attempts, theirs.attempts) == (1, 1)
+    assert not pair.b.of(ConnectionDown)
+
+
+@pytest.mark.parametrize("lost_of_a", range(7))
+@pytest.mark.parametrize("lost_of_b", range(7))
+def test_where_both_dial_they_come_to_use_one_and_the_same_connection(
+    pair: Pair, lost_of_a: int, lost_of_b: int
+) -> None:
+    """Whichever is answered first, and whichever datagrams are lost until then."""
+    left = {pair.a.address: lost_of_a, pair.b.address: lost_of_b}
+
+    def lost(source: Address, data: bytes) -> bool:
+        left[source] -= 1
+        return left[source] >= 0
+
+    pair.lost = lost
+    ours, theirs = pair.a.dial(pair.b), pair.b.dial(pair.a)
+    pair.until(lambda: ours.link.state is theirs.link.state is LinkState.UP)
+    ours.link.send_app(b"to b")
+    theirs.link.send_app(b"to a")
+    pair.a.core.touch(ours)
+    pair.b.core.touch(theirs)
+    pair.a.act()
+    pair.b.act()
+    pair.until(lambda: (pair.a.words, pair.b.words) == ([b"to a"], [b"to b"]))
+    pair.until(lambda: len(list(pair.a.core.connections)) == len(list(pair.b.core.connections)) == 1)
+    (here,), (there,) = pair.a.core.connections, pair.b.core.connections
+    assert here.dialled is not there.dialled
+    assert not ours.link.ended
+    assert not theirs.link.ended
+
+
 # -- refusals --------------------------------------------------------------------------------------------------------
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from coordinator_bench import MS, SECOND, Bench, declined
 
 from quicoll.membership import messages as m
 from quicoll.membership.coordinator import actions as a
 from quicoll.membership.coordinator.history import InstalledView, Proposed
+from quicoll.membership.coordinator.probes import AGAIN_NS, MOVES_NS
 from quicoll.membership.coordinator.stage import CoordinatorState
 
 
@@ -117,9 +120,9 @@ def test_a_confirmation_can_be_taken_back_until_the_view_is_installed() -> None:
     assert bench.proposed().nodes == ("a", "c")
 
 
-def left_out(**config: int) -> Bench:
+def left_out(*, retry_max_ns: int = 8 * SECOND, **config: int) -> Bench:
     """c is left out, since a and c have lost each other; a and b are at work."""
-    bench = Bench(3, quiet_ns=0, retry_min_ns=1 * SECOND, retry_max_ns=8 * SECOND, **config)
+    bench = Bench(3, quiet_ns=0, retry_min_ns=1 * SECOND, retry_max_ns=retry_max_ns, **config)
     bench.installed(*"abc")
     bench.say("a", m.Report(view_id=1, lost=(("c", "silence"),)))
     bench.say("c", m.Report(view_id=1, lost=(("a", "silence"),)))
@@ -186,8 +189,8 @@ def test_a_probe_follows_the_members_and_goes_on_where_there_is_no_view() -> Non
 
 def test_a_view_says_where_a_node_is_seen_if_that_is_not_what_it_announces() -> None:
     bench = Bench(3)
-    bench.core.saw("a", ("203.0.113.1", 1))
-    bench.core.saw("b", ("10.0.0.2", 5))
+    bench.saw("a", ("203.0.113.1", 1))
+    bench.saw("b", ("10.0.0.2", 5))
     bench.join("a", addresses=(("10.0.0.1", 5),))
     bench.join("b", addresses=(("10.0.0.2", 5),))
     bench.join("c", addresses=(("10.0.0.3", 5),))
@@ -197,18 +200,19 @@ def test_a_view_says_where_a_node_is_seen_if_that_is_not_what_it_announces() -> 
 def test_a_node_that_is_seen_elsewhere_by_and_by_is_in_the_next_view_so() -> None:
     bench = Bench(2, quiet_ns=0)
     for node, host in (("a", "10.0.0.1"), ("b", "10.0.0.2")):
-        bench.core.saw(node, ("203.0.113.1", ord(node)))
+        bench.saw(node, ("203.0.113.1", ord(node)))
         bench.join(node, addresses=((host, 5),))
     bench.confirm()
-    bench.core.saw("b", ("203.0.113.1", 9))
+    bench.saw("b", ("203.0.113.1", 9))
     assert bench.core.view == bench.proposed(), "an address is no reason for another view"
     bench.say("a", m.Report(view_id=1, reason="silence"))
     assert [member.seen_at for member in bench.proposed().members] == [("203.0.113.1", 97), ("203.0.113.1", 9)]
 
 
-def test_the_others_hear_of_a_probe_where_one_of_the_two_is_behind_nat() -> None:
-    bench = Bench(3, quiet_ns=0, retry_min_ns=1 * SECOND, retry_max_ns=8 * SECOND)
-    bench.core.saw("a", ("203.0.113.1", 1))
+def left_out_behind_nat() -> Bench:
+    """c is left out, a is behind NAT, a and b are at work; nothing that they were told was read."""
+    bench = Bench(3, quiet_ns=0, retry_min_ns=1 * SECOND, retry_max_ns=60 * SECOND)
+    bench.saw("a", ("203.0.113.1", 1))
     for node in "abc":
         bench.join(node, addresses=((f"10.0.0.{ord(node)}", 5),))
     bench.confirm()
@@ -216,15 +220,117 @@ def test_the_others_hear_of_a_probe_where_one_of_the_two_is_behind_nat() -> None
     bench.say("c", m.Report(view_id=1, lost=(("a", "silence"),)))
     bench.say("b", m.Report(view_id=1, reason="me too"))
     assert bench.proposed().nodes == ("a", "b")
+    return bench
+
+
+def expected(bench: Bench, node: str) -> list[tuple[str, Any, Any]]:
+    """Whom a node was told to expect since this was asked last, and where that one and itself are seen."""
+    told = [message for message in bench.inbox.pop(node, []) if isinstance(message, m.Expect)]
+    return [(one.member.node, one.member.seen_at, one.own.seen_at) for one in told]
+
+
+def test_the_others_hear_of_a_probe_where_one_of_the_two_is_behind_nat() -> None:
+    bench = left_out_behind_nat()
     probe = bench.told("c", m.Probe)
     assert probe.own is not None
     assert (probe.own.node, probe.own.seen_at) == ("c", None)
     assert [member.seen_at for member in probe.members] == [("203.0.113.1", 1), None]
-    expected = {node: [one for one in bench.inbox.pop(node) if isinstance(one, m.Expect)] for node in "ab"}
-    assert [(one.member.node, one.own.node, one.own.seen_at) for one in expected["a"]] == [
-        ("c", "a", ("203.0.113.1", 1))
-    ]
-    assert expected["b"] == []
+    assert expected(bench, "a") == [("c", None, ("203.0.113.1", 1))]
+    assert expected(bench, "b") == []
+
+
+@pytest.mark.parametrize("step_is_open", [False, True])
+def test_they_hear_of_it_again_and_again_until_the_probe_is_answered(step_is_open: bool) -> None:
+    bench = left_out_behind_nat()
+    bench.confirm()
+    probe = bench.told("c", m.Probe)
+    expected(bench, "a")
+    if step_is_open:
+        bench.begin("a", "b")
+    bench.advance(AGAIN_NS - 1)
+    assert expected(bench, "a") == []
+    for _ in range(3):
+        bench.advance(AGAIN_NS)
+        assert expected(bench, "a") == [("c", None, ("203.0.113.1", 1))]
+        assert expected(bench, "b") == []
+    assert "c" not in bench.inbox, "its probe goes on"
+    bench.say("c", m.Reached(number=probe.number))
+    bench.inbox.clear()
+    bench.advance(3 * AGAIN_NS)
+    assert expected(bench, "a") == []
+
+
+def test_where_nobody_is_behind_nat_nothing_of_a_probe_is_repeated() -> None:
+    bench = left_out(retry_max_ns=60 * SECOND)
+    bench.told("c", m.Probe)
+    bench.inbox.clear()
+    bench.advance(3 * AGAIN_NS)
+    assert bench.inbox == {}
+
+
+@pytest.mark.parametrize("step_is_open", [False, True])
+def test_a_probe_begins_anew_when_one_that_it_is_about_is_seen_elsewhere(step_is_open: bool) -> None:
+    bench = left_out_behind_nat()
+    bench.confirm()
+    first = bench.told("c", m.Probe)
+    expected(bench, "a")
+    if step_is_open:
+        bench.begin("a", "b")
+    bench.advance(MOVES_NS)
+    bench.saw("a", ("203.0.113.1", 2))
+    second = bench.told("c", m.Probe)
+    assert second.number > first.number
+    assert [member.seen_at for member in second.members] == [("203.0.113.1", 2), None]
+    assert expected(bench, "a") == [("c", None, ("203.0.113.1", 2))]
+    bench.advance(MOVES_NS)
+    bench.saw("c", ("203.0.113.3", 1))
+    third = bench.told("c", m.Probe)
+    assert third.own is not None
+    assert third.own.seen_at == ("203.0.113.3", 1)
+    assert expected(bench, "a") == [("c", ("203.0.113.3", 1), ("203.0.113.1", 2))]
+    assert expected(bench, "b") == [("c", ("203.0.113.3", 1), None)]
+    bench.advance(MOVES_NS)
+    bench.saw("c", ("203.0.113.3", 1))
+    assert bench.inbox == {}, "it is where it was"
+
+
+def test_a_node_that_moves_all_the_time_costs_the_others_little() -> None:
+    bench = left_out_behind_nat()
+    bench.confirm()
+    bench.advance(MOVES_NS)
+    bench.inbox.clear()
+    for port in range(1, 100):
+        bench.saw("c", ("203.0.113.3", port))
+        bench.advance(30 * MS)
+    assert len(expected(bench, "b")) == 3
+    bench.advance(MOVES_NS)
+    assert expected(bench, "b")[-1:] == [("c", ("203.0.113.3", 99), None)], "where it is at last they do hear"
+
+    bench = Bench(2, quiet_ns=0)
+    for node in "ab":
+        bench.saw(node, ("203.0.113.1", ord(node)))
+        bench.join(node, addresses=((f"10.0.0.{ord(node)}", 5),))
+    bench.inbox.clear()
+    for port in range(1, 100):
+        bench.saw("b", ("203.0.113.1", port))
+        bench.advance(30 * MS)
+    assert len(expected(bench, "a")) == 3
+
+
+def test_who_forms_links_hears_at_once_that_a_member_is_seen_elsewhere() -> None:
+    bench = Bench(3, quiet_ns=0)
+    for node in "abc":
+        bench.saw(node, ("203.0.113.1", ord(node)))
+        bench.join(node, addresses=((f"10.0.0.{ord(node)}", 5),))
+    bench.inbox.clear()
+    bench.saw("b", ("203.0.113.1", 9))
+    assert expected(bench, "a") == [("b", ("203.0.113.1", 9), ("203.0.113.1", 97))]
+    assert expected(bench, "c") == [("b", ("203.0.113.1", 9), ("203.0.113.1", 99))]
+    assert bench.inbox == {}
+    bench.confirm()
+    bench.inbox.clear()
+    bench.saw("b", ("203.0.113.1", 10))
+    assert bench.inbox == {}, "their links are up; where they end the view does, and the next one says it"
 
 
 def test_a_node_that_starts_anew_is_not_kept_out() -> None:

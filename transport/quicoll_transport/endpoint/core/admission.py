@@ -135,6 +135,9 @@ def check_hello(hello: Hello) -> None:
 def keeps_previous(previous: Connection, *, ours: NodeIdentity, theirs: NodeIdentity) -> bool:
     """Return whether the connection that a link has stays when another comes.
 
-    Where both sides dial, both must keep the same one of the two: the one that the lesser node dialled.
+    Where both sides dial, both must keep the same one of the two: the one that the lesser node dialled, if anything
+    has come back on it. One that nobody answers may go where nobody is, or no router lets it in, and would keep out the
+    only one that gets through. The two sides agree all the same: the greater node learns of the lesser one's connection
+    by its Hello, which that one says when it has had an answer.
     """
-    return previous.dialled and ours < theirs
+    return previous.dialled and previous.answer_ns is None and ours < theirs

@@ -34,6 +34,7 @@ from quicoll_transport.carrier import (
     Authenticated,
     Closed,
     ControlData,
+    PeerMoved,
 )
 from quicoll_transport.endpoint.core.admission import Admission, as_incarnation
 from quicoll_transport.endpoint.core.agenda import Agenda
@@ -556,6 +557,9 @@ class EndpointCore:
                     self._greeting.authenticated(connection, event)
                 case ControlData():
                     self.traffic.guard(connection, self._greeting.control, connection, event.data, now_ns)
+                case PeerMoved():
+                    if connection.peer is not None and connection.carries and connection.greeted:
+                        connection.peer.moved()
                 case Closed():
                     self._ended(connection, event, now_ns)
         peer = connection.peer

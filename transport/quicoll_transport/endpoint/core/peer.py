@@ -26,8 +26,8 @@ FIRST_BACKOFF_NS = 50_000_000
 class Peer:
     """See the module's head.
 
-    on_app(data): a small message of the peer. on_state(state): the link's state or suspicion changed. The holder
-    of the link sets both before the peer can say anything; they must not raise.
+    on_app(data): a small message of the peer. on_state(state): the link's state or suspicion changed, or where the
+    peer is. The holder of the link sets both before the peer can say anything; they must not raise.
 
     number: of the link, from 1 on; a later link has a greater one.
     attempts: connections dialled so far. violations: connections closed here because the peer broke the protocol.
@@ -122,6 +122,10 @@ class Peer:
         if stalls > self._told_stalls:
             tell(Stalled(now_ns, name, self.number, stalls))
         self._told_stalls = stalls  # a link that comes up starts with a new detector
+
+    def moved(self) -> None:
+        """Take in that the peer of a link that is up has shown to be at another address."""
+        self.on_state(self.link.state)
 
     def _app(self, data: bytes) -> None:
         self.on_app(data)
