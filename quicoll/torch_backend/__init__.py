@@ -14,6 +14,7 @@ before a process group is made.
     failures        quicoll's errors as classes that torch programs catch
     profiled        operations in torch's profiles
     pool            threads on which callbacks may block
+    uncompiled      what torch.compile leaves alone
     names           what it is called
 """
 

@@ -27,6 +27,7 @@ from quicoll.torch_backend.failures import for_torch
 from quicoll.torch_backend.methods import Methods
 from quicoll.torch_backend.names import BACKEND
 from quicoll.torch_backend.reconfiguration import DEFAULT_S, Reconfigurable
+from quicoll.torch_backend.uncompiled import leave_uncompiled
 
 if TYPE_CHECKING:
     from quicoll.collectives.group import ThreadGroup
@@ -125,6 +126,9 @@ def _made(self: Any, rank: int, size: int) -> None:
 
 
 _Group: Any = type("QuicollProcessGroup", (_Placed, ProcessGroup), {"__init__": _made, "__module__": __name__})
+
+
+leave_uncompiled(_Placed, Described, Reconfigurable, Methods)
 
 
 def create(options: Any) -> Any:

@@ -38,6 +38,7 @@ from torch._C._distributed_c10d import Work
 from quicoll.errors import LocalError
 from quicoll.torch_backend.failures import for_torch, milliseconds, refused
 from quicoll.torch_backend.pool import run_aside
+from quicoll.torch_backend.uncompiled import leave_uncompiled
 
 if TYPE_CHECKING:
     from quicoll.collectives.handle import Handle
@@ -299,6 +300,9 @@ class OperationWork(Work):
             return error
         error.args = (f"{error.args[0]}. Timed out waiting {milliseconds(self._within)}", *error.args[1:])
         return error
+
+
+leave_uncompiled(OperationWork)
 
 
 def _nothing(_: list[Any]) -> None:
