@@ -15,6 +15,7 @@ ranks, the store, and what it cannot do. There is no `new_group`: torch would ca
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,7 @@ from quicoll.torch_backend.uncompiled import leave_uncompiled
 if TYPE_CHECKING:
     from quicoll.collectives.group import ThreadGroup
 
-__all__ = ["Described", "create"]
+__all__ = ["Described", "GroupPlace", "create"]
 
 
 class Described(Methods):
@@ -115,6 +116,18 @@ class Described(Methods):
     size = getSize
     name = getBackendName
     _set_default_timeout = set_timeout
+
+
+@dataclass(frozen=True)
+class GroupPlace:
+    """What `create` takes, of a group that torch knows nothing of. See `quicoll.torch_backend.group_at`."""
+
+    store: Any
+    group_rank: int
+    group_size: int
+    timeout: timedelta
+    enable_reconfigure: bool
+    global_ranks_in_group: None = None
 
 
 class _Placed(Described, Reconfigurable):
