@@ -11,6 +11,9 @@
 #   make wheel   what only the wheel can break, in an environment that cannot see the source tree
 #   make deep    before a release: all tests, with every case of which test takes some, and sweep; hours
 #   make sweep   as sim, 5,000 clusters; SEEDS=5000:10000 make sweep takes others
+#   make torch-suites SUITES=...   the tests that torch and torchft ship, over Gloo and over quicoll, in an environment of
+#                yours at that path, for another torch than that of VENV; hours. It needs what quicoll and its extra
+#                "torch" need, expecttest, and for torchft's tests torchft-nightly and parameterized
 #   make compiled   both packages with their hot modules compiled, in build/compiled (needs a C compiler and Python.h):
 #                PYTHONPATH=build/compiled .venv/bin/quicoll bench allreduce
 #   make bench   the benchmarks
@@ -57,7 +60,7 @@ PIP_INSTALL = -m pip install --quiet --constraint constraints.txt
 
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: demo check test lint types unit system sim wheel compiled deep sweep bench clean
+.PHONY: demo check test lint types unit system sim wheel compiled deep sweep torch-suites bench clean
 
 demo: $(VENV)/.demo
 	$(BIN)/quicoll demo --json demo.json
@@ -109,6 +112,15 @@ sweep: $(VENV)/.dev $(if $(COMPILER),$(COMPILED)/.done)
 deep: $(VENV)/.dev
 	QUICOLL_TEST_DEEP=1 $(BIN)/python -m pytest $(call PARALLEL,$(WAITING)) --timeout=0
 	$(MAKE) sweep
+
+# Both are run, whatever becomes of the first.
+torch-suites:
+	$(if $(SUITES),,$(error make torch-suites SUITES=the path of an environment with torch))
+	mkdir -p build
+	$(IN_SUITES) tests/torch_suite.py --json build/torch-suite.json; torch=$$?; \
+	$(IN_SUITES) tests/torchft_suite.py --json build/torchft-suite.json && exit $$torch
+
+IN_SUITES = PYTHONPATH='$(HERE):$(HERE)/transport' $(SUITES)/bin/python
 
 # What a user installs is the wheel: a module, a py.typed, an entry point or a dependency that was forgotten shows only
 # there. All runs from an empty directory and with -P, so that no import can find the source tree. Every module is

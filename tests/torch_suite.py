@@ -5,7 +5,8 @@ asked: whatever it passes, quicoll has to pass. First come the tests that torch 
 then all others, which torch skips: those for GPUs (they get the CPU), for other backends, for eight ranks, and those
 that it has given up.
 
-The run fails if quicoll fails a test that Gloo has passed. The JSON has how each test ended over each of them, and why.
+The run fails if quicoll fails a test that Gloo has passed, or if Gloo passes none. The JSON has how each test ended
+over each of them, and why.
 """
 
 from __future__ import annotations
@@ -13,23 +14,21 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 # A script, and no test that pytest finds the helpers for: the path comes before the imports that need it (E402).
 HELPERS = Path(__file__).parent / "helpers"
 sys.path.insert(0, str(HELPERS))
 
+import suite_results
+from suite_results import Results, passed, say, say_failed
 from torch_processes import environment
 
 __all__ = ["main", "run_pass"]
 
-Results = dict[str, dict[str, Any]]
 Passes = dict[str, dict[str, Results]]
 NEEDS_S = {"gloo": 100, "quicoll": 300}
 """For each test. What Gloo does not do in so much less time, it is not said to pass."""
@@ -47,20 +46,10 @@ def run_pass(backend: str, how: str, world: int, directory: Path, names: Sequenc
     Returns:
         For each test how it ended, why, and how many seconds it took.
     """
-    stem = directory / f"{backend}-{how}-{world}"
-    results = stem.with_suffix(".jsonl")
+    results = directory / f"{backend}-{how}-{world}.jsonl"
     command = [sys.executable, str(HELPERS / "torch_suite_pass.py"), backend, how, str(world), str(results), *names]
     limit = {"DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": str(NEEDS_S[backend])}
-    with stem.with_suffix(".log").open("wb") as said:
-        subprocess.run(command, env=environment() | limit, stdout=said, stderr=subprocess.STDOUT, check=False)
-    lines = results.read_text().splitlines() if results.exists() else []
-    found = {each["test"]: each for each in map(json.loads, lines)}
-    lost = {name: {"test": name, "ended": "lost", "why": "the pass ended before it"} for name in names}
-    return {**lost, **found}
-
-
-def passed(results: Results) -> list[str]:
-    return [name for name, each in results.items() if each["ended"] == "passed"]
+    return suite_results.run_pass(command, results, environment() | limit, names)
 
 
 def compare(world: int, directory: Path, names: Sequence[str]) -> Passes:
@@ -76,19 +65,8 @@ def judged(how: str, world: int, directory: Path, gloo: Results) -> dict[str, Re
     can = passed(gloo)
     ours = run_pass("quicoll", how, world, directory, can) if can else {}
     say(f"{world} ranks, {how}: of {len(gloo)} tests Gloo passes {len(can)}, quicoll {len(passed(ours))} of these")
-    for name, each in ours.items():
-        if each["ended"] != "passed":
-            say(f"  {name} {each['ended']}: {last_line(each.get('why', ''))}")
+    say_failed(ours)
     return {"gloo": gloo, "quicoll": ours}
-
-
-def say(line: str) -> None:
-    print(line, flush=True)  # noqa: T201 - what this command is for
-
-
-def last_line(why: str) -> str:
-    errors = [line for line in why.splitlines() if re.match(r"[\w.]*(Error|Exception|Skip)\b", line)]
-    return (errors or why.splitlines() or ["?"])[-1][:300]
 
 
 def main() -> int:
@@ -107,7 +85,7 @@ def main() -> int:
     if asked.json:
         asked.json.write_text(json.dumps(found, indent=1) + "\n")
     ours = [each["quicoll"] for here in found for each in here["passes"].values()]
-    return int(any(len(passed(each)) < len(each) for each in ours))
+    return int(not any(ours) or any(len(passed(each)) < len(each) for each in ours))
 
 
 if __name__ == "__main__":

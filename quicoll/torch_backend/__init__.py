@@ -14,13 +14,47 @@ before a process group is made.
     failures        quicoll's errors as classes that torch programs catch
     profiled        operations in torch's profiles
     pool            threads on which callbacks may block
+    uncompiled      what torch.compile leaves alone
     names           what it is called
 """
 
 from __future__ import annotations
 
+from datetime import timedelta
+from typing import Any
+
 from quicoll.torch_backend.registration import register_backend
 
-__all__: list[str] = []
+__all__ = ["group_at"]
 
 register_backend()
+
+
+def group_at(
+    store: Any,
+    rank: int,
+    world_size: int,
+    *,
+    timeout: timedelta = timedelta(minutes=30),
+    enable_reconfigure: bool = False,
+) -> Any:
+    """Make a process group without `init_process_group`: for whoever keeps groups of their own, as torchft does.
+
+    It has a job of its own, whatever torch's default group is, and a process may have many. Blocks until the ranks
+    have met. Its `shutdown` waits for the others and leaves, `abort` leaves at once; one that is dropped without
+    either works on until the interpreter ends.
+
+    Args:
+        store: torch's, at which nobody has met before: a PrefixStore with a prefix of its own.
+        rank: Of this process.
+        world_size: How many processes come.
+        timeout: For operations, and for the ranks to come, which have a minute at least.
+        enable_reconfigure: Whether to wait for `reconfigure` instead of for the other ranks.
+    Returns:
+        A `torch.distributed.ProcessGroup`.
+    Raises:
+        QuicollError: A rank has not come, or the settings cannot be used; a RuntimeError too.
+    """
+    from quicoll.torch_backend.process_group import GroupPlace, create
+
+    return create(GroupPlace(store, rank, world_size, timeout, enable_reconfigure))

@@ -3,18 +3,26 @@
 A program that was written for another backend catches RuntimeError, or `torch.distributed.DistBackendError`. What an
 operation raises here is both of these and quicoll's own class, with its text and attributes: a PeerError is a PeerError
 and a DistBackendError. Each raise makes an object of its own, so that two threads that wait for one operation do not
-write to one traceback.
+write to one traceback. Programs send errors to other processes (torch.multiprocessing, torchft), so each can be
+pickled, as the classes that it is made of can.
+
+Programs also look for words of torch's in an error, to tell a rank that is late from one that is gone. Those are put
+behind what quicoll says (`add_words`), where they are true.
 """
 
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from torch.distributed import DistBackendError
 
 from quicoll.errors import LocalError, PeerError, QuicollError
 
-__all__ = ["for_torch", "milliseconds", "refused", "say_as_gloo"]
+__all__ = ["CLOSED", "add_words", "for_torch", "milliseconds", "refused", "say_as_gloo"]
+
+CLOSED = "Connection closed by peer"
+"""What Gloo says of a rank that is gone."""
 
 
 def for_torch(error: BaseException) -> BaseException:
@@ -27,10 +35,7 @@ def for_torch(error: BaseException) -> BaseException:
     """
     if not isinstance(error, QuicollError) or isinstance(error, SystemExit | DistBackendError):
         return error
-    twin = _twin(type(error))
-    made = twin.__new__(twin, *error.args)
-    made.args = error.args
-    made.__dict__.update(error.__dict__)
+    made = _made(type(error), error.args, error.__dict__)
     made.__cause__ = error.__cause__
     return made
 
@@ -42,6 +47,17 @@ def refused(message: str) -> BaseException:
         message: What is wrong, and what to do.
     """
     return for_torch(LocalError(message))
+
+
+def add_words(error: BaseException, words: str) -> None:
+    """Put words that torch's programs look for behind what an error says.
+
+    Args:
+        error: Of quicoll's; one that says nothing stays as it is.
+        words: torch's.
+    """
+    if error.args:
+        error.args = (f"{error.args[0]}. {words}", *error.args[1:])
 
 
 def milliseconds(seconds: float) -> str:
@@ -81,6 +97,18 @@ _twins: dict[type[QuicollError], type[QuicollError]] = {}
 def _twin(kind: type[QuicollError]) -> type[QuicollError]:
     """The class of the same name that is torch's too."""
     if kind not in _twins:
-        body = {"__module__": kind.__module__, "__doc__": kind.__doc__}
+
+        def reduce(self: QuicollError) -> tuple[Any, ...]:
+            return _made, (kind, self.args, self.__dict__)
+
+        body = {"__module__": kind.__module__, "__doc__": kind.__doc__, "__reduce__": reduce}
         _twins[kind] = type(kind.__name__, (kind, DistBackendError), body)
     return _twins[kind]
+
+
+def _made(kind: type[QuicollError], args: tuple[Any, ...], attributes: dict[str, Any]) -> QuicollError:
+    twin = _twin(kind)
+    made = twin.__new__(twin, *args)
+    made.args = args
+    made.__dict__.update(attributes)
+    return made

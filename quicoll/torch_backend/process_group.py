@@ -15,6 +15,7 @@ ranks, the store, and what it cannot do. There is no `new_group`: torch would ca
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -27,11 +28,12 @@ from quicoll.torch_backend.failures import for_torch
 from quicoll.torch_backend.methods import Methods
 from quicoll.torch_backend.names import BACKEND
 from quicoll.torch_backend.reconfiguration import DEFAULT_S, Reconfigurable
+from quicoll.torch_backend.uncompiled import leave_uncompiled
 
 if TYPE_CHECKING:
     from quicoll.collectives.group import ThreadGroup
 
-__all__ = ["Described", "create"]
+__all__ = ["Described", "GroupPlace", "create"]
 
 
 class Described(Methods):
@@ -116,6 +118,18 @@ class Described(Methods):
     _set_default_timeout = set_timeout
 
 
+@dataclass(frozen=True)
+class GroupPlace:
+    """What `create` takes, of a group that torch knows nothing of. See `quicoll.torch_backend.group_at`."""
+
+    store: Any
+    group_rank: int
+    group_size: int
+    timeout: timedelta
+    enable_reconfigure: bool
+    global_ranks_in_group: None = None
+
+
 class _Placed(Described, Reconfigurable):
     """With a place in a job that torch's ranks have made."""
 
@@ -125,6 +139,9 @@ def _made(self: Any, rank: int, size: int) -> None:
 
 
 _Group: Any = type("QuicollProcessGroup", (_Placed, ProcessGroup), {"__init__": _made, "__module__": __name__})
+
+
+leave_uncompiled(_Placed, Described, Reconfigurable, Methods)
 
 
 def create(options: Any) -> Any:

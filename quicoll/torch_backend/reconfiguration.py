@@ -101,11 +101,13 @@ class Reconfigurable(Methods):
 
         Args:
             options: torch's: store, group_rank, group_size, timeout, group_id, global_ranks_in_group, which is empty
-                for the default group, and from 2.14 on enable_reconfigure: then the group waits for `reconfigure`.
+                for the default group and None for one that torch knows nothing of, and from 2.14 on
+                enable_reconfigure: then the group waits for `reconfigure`.
         Raises:
             QuicollError: As `JobSession`.
         """
-        self._default = not options.global_ranks_in_group
+        own_job = options.global_ranks_in_group is None
+        self._default = not own_job and not options.global_ranks_in_group
         self._own_rank, self._own_size = int(options.group_rank), int(options.group_size)
         self._own_store = options.store
         self._pid = os.getpid()
@@ -125,7 +127,7 @@ class Reconfigurable(Methods):
                 raise LocalError(f"enable_reconfigure: {_NAMED}")
             self.begin_methods(_nowhere("it waits for reconfigure"), timeout=timeout, engine_thread=self._on_engine)
             return
-        shared = None if self._default else session_of_default_group()
+        shared = None if self._default or own_job else session_of_default_group()
         if shared is not None:
             self._owner, self._session = False, shared
             group = shared.subgroup(list(options.global_ranks_in_group), options.group_id)

@@ -33,6 +33,7 @@ import os
 import re
 import sys
 import threading
+import time
 import weakref
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -48,6 +49,7 @@ from quicoll.launchers import rank_of
 from quicoll.rendezvous.hosts import leave_host, own_host, share_host
 from quicoll.rendezvous.meeting import meet_at
 from quicoll.rendezvous.stores import GivenStore
+from quicoll.torch_backend.failures import add_words, milliseconds
 from quicoll_transport.security.credentials import AUTHORITY_FILE
 
 if TYPE_CHECKING:
@@ -109,6 +111,7 @@ class JobSession:
         self._thread = threading.Thread(target=self._run, name="quicoll-torch", daemon=True)
         patience = store.timeout  # torch has given it that of the operations, which may be too short to read it
         store.set_timeout(max(patience, timedelta(seconds=self._meeting)))
+        began = time.monotonic()
         self._thread.start()
         try:
             answered = self._ready.wait(self._meeting + _MARGIN_S)
@@ -117,8 +120,7 @@ class JobSession:
             raise
         finally:
             store.set_timeout(patience)
-        if self._failed is not None:
-            raise self._failed
+        self._demand_joined(time.monotonic() - began)
         if not answered:
             self.close(reason="not joined", patience=0.0, finished=False)
             raise PeerError(f"the ranks have not met within {self._meeting:g} s")
@@ -188,6 +190,14 @@ class JobSession:
             self._thread.join(within + _MARGIN_S if patience != 0.0 else _EXIT_S)
 
     # -- its thread ----------------------------------------------------------------------------------------------
+
+    def _demand_joined(self, took: float) -> None:
+        failed = self._failed
+        if failed is None:
+            return
+        if isinstance(failed, PeerError) and took >= self._meeting:
+            add_words(failed, f"Socket Timeout: wait timeout after {milliseconds(self._meeting)}")
+        raise failed
 
     def _live_job(self) -> Job:
         if self._pid != os.getpid():

@@ -35,9 +35,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch._C._distributed_c10d import Work
 
-from quicoll.errors import LocalError
-from quicoll.torch_backend.failures import for_torch, milliseconds, refused
+from quicoll.errors import LocalError, QuicollError
+from quicoll.torch_backend.failures import CLOSED, add_words, for_torch, milliseconds, refused
 from quicoll.torch_backend.pool import run_aside
+from quicoll.torch_backend.uncompiled import leave_uncompiled
 
 if TYPE_CHECKING:
     from quicoll.collectives.handle import Handle
@@ -283,7 +284,7 @@ class OperationWork(Work):
                     with torch.no_grad():
                         self._finish([part.take() for part in self._parts])
                 except BaseException as error:  # whoever waits raises it
-                    self._error = self._timed(error)
+                    self._error = self._worded(error)
                 self._parts, self._finish = (), _nothing
                 self._settled.set()
             with self._lock:
@@ -291,14 +292,18 @@ class OperationWork(Work):
         if base is not None:
             base.set_result(None)
 
-    def _timed(self, error: BaseException) -> BaseException:
-        """Add the words that torch's programs look for to the error of an operation whose time has passed."""
-        if getattr(error, "usable", True) or isinstance(error, LocalError):
+    def _worded(self, error: BaseException) -> BaseException:
+        """Add the words that torch's programs look for, where the operation's time has passed or a rank is gone."""
+        if not isinstance(error, QuicollError) or error.usable or isinstance(error, LocalError):
             return error
-        if time.monotonic() - self._began < self._within or not error.args:
-            return error
-        error.args = (f"{error.args[0]}. Timed out waiting {milliseconds(self._within)}", *error.args[1:])
+        if time.monotonic() - self._began >= self._within:
+            add_words(error, f"Timed out waiting {milliseconds(self._within)}")
+        elif error.lost:
+            add_words(error, CLOSED)
         return error
+
+
+leave_uncompiled(OperationWork)
 
 
 def _nothing(_: list[Any]) -> None:

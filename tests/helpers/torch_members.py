@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from quicoll.torch_backend.process_group import create
+from quicoll.torch_backend import group_at
 
 __all__ = ["LONG", "Members", "change", "total"]
 
@@ -37,16 +37,11 @@ class Members:
     def __init__(self, count: int) -> None:
         self.store = dist.HashStore()
         self.threads = ThreadPoolExecutor(count)
-        self.groups = [create(self.options(rank, count)) for rank in range(count)]
+        self.groups = [
+            group_at(self.store, rank, count, timeout=LONG, enable_reconfigure=True) for rank in range(count)
+        ]
         self.together: tuple[int, ...] = ()
         self._uuid = 0
-
-    def options(self, rank: int, count: int) -> Any:
-        # Named ranks: no default group of torch's, of which a process has one.
-        return SimpleNamespace(
-            store=self.store, group_rank=rank, group_size=count, timeout=LONG, group_id="members",
-            global_ranks_in_group=list(range(count)), enable_reconfigure=True,
-        )  # fmt: skip
 
     def each(self, work: Callable[[Any, int], Any], numbers: Sequence[int] | None = None) -> list[Any]:
         """What `work` gives for each of these groups, or all, at once; or the error that it raises."""

@@ -480,7 +480,9 @@ class MemberCore:
                     self._protocol_broken(f"step {local.step} is committed, and this node was not told by which view")
                     return
                 self._committed(local.view.view_id, local.step)
-            self._view_over(ViewEnd(f"view {view.view_id} is proposed"))
+            gone = tuple(node for node in local.view.nodes if view.rank_of(node) is None)
+            without = f" without {', '.join(gone)}" if gone else ""
+            self._view_over(ViewEnd(f"view {view.view_id} is proposed{without}", gone))
             if self._leaving:
                 return
         self._move(MemberCause.PROPOSED)

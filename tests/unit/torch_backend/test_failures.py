@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from multiprocessing.reduction import ForkingPickler
+
 import pytest
 
 pytest.importorskip("torch")
@@ -10,7 +13,7 @@ from torch.distributed import DistBackendError
 
 from quicoll import LocalError, PeerError
 from quicoll.errors import JobDone
-from quicoll.torch_backend.failures import for_torch, milliseconds, refused, say_as_gloo
+from quicoll.torch_backend.failures import CLOSED, add_words, for_torch, milliseconds, refused, say_as_gloo
 
 
 def test_an_error_is_quicolls_and_torchs_with_all_that_it_says() -> None:
@@ -24,6 +27,25 @@ def test_an_error_is_quicolls_and_torchs_with_all_that_it_says() -> None:
     assert (made.rank, made.node, made.view, made.op, made.lost) == (1, "worker-1", 3, "all_reduce#2", ("worker-1",))
     assert type(made).__name__ == "PeerError"
     assert made.__cause__ is cause
+
+
+def test_an_error_goes_to_another_process_with_all_that_it_says() -> None:
+    plain = PeerError("lost", rank=1, node="worker-1", view=3, op="all_reduce#2", lost=("worker-1",))
+    error = for_torch(plain)
+    for found in (ForkingPickler.loads(ForkingPickler.dumps(error)), copy.copy(error)):
+        assert type(found) is type(error)
+        assert str(found) == str(plain)
+        assert vars(found) == vars(plain)
+
+
+def test_words_that_programs_look_for_come_behind_what_is_said() -> None:
+    error = PeerError("worker-1 was lost", rank=1, lost=("worker-1",))
+    add_words(error, CLOSED)
+    assert str(error) == "worker-1 was lost (rank=1). Connection closed by peer"
+    assert error.message == "worker-1 was lost"
+    silent = KeyError()
+    add_words(silent, CLOSED)
+    assert silent.args == ()
 
 
 def test_each_raise_has_an_object_of_its_own() -> None:

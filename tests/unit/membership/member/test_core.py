@@ -147,6 +147,13 @@ def test_the_old_view_ends_before_the_next_is_formed() -> None:
     assert bench.do("links_ready", 2) == [a.TellCoordinator(m.Confirm(view_id=2))]
 
 
+def test_the_old_view_ends_by_the_names_of_those_whom_the_next_one_leaves_out() -> None:
+    bench = Bench()
+    bench.active()
+    without_b = view(2, nodes="ac")
+    assert bench.hear(m.Propose(view=without_b))[0] == a.Deactivate(1, "view 2 is proposed without b", lost=("b",))
+
+
 def test_a_proposal_that_comes_to_nothing_ends_too() -> None:
     bench = Bench()
     bench.join()

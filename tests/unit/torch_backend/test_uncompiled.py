@@ -1,0 +1,40 @@
+"""What torch.compile leaves alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from quicoll.torch_backend.uncompiled import leave_uncompiled  # noqa: E402 - after the check that there is a torch
+
+pytestmark = pytest.mark.slow  # the compiler takes seconds to be imported
+
+
+def frames_of(call: Any) -> int:
+    """How many frames the compiler takes over where this is called."""
+    from torch._dynamo.testing import CompileCounter
+
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    torch.compile(call, backend=counter)(torch.ones(2))
+    return int(counter.frame_count)
+
+
+def test_a_marked_method_is_run_as_it_is_and_so_is_what_it_calls() -> None:
+    def more(x: Any) -> Any:
+        return x + 1
+
+    class Plain:
+        def call(self, x: Any) -> Any:
+            return more(x)
+
+    class Marked:
+        def call(self, x: Any) -> Any:
+            return more(x)
+
+    leave_uncompiled(Marked)
+    assert [frames_of(Plain().call), frames_of(Marked().call)] == [1, 0]
+    assert Marked().call(torch.ones(2)).tolist() == [2.0, 2.0]
