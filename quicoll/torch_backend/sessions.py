@@ -21,7 +21,17 @@ a fork has none of this and leaves it alone.
 Failure cases: a rank does not come: PeerError names rank 0, or at rank 0 whoever does not join, by the timeout of
 `init_process_group`, or after a minute where that is shorter: it is one of operations, and a coordinator has to
 start. With a coordinator from the settings there may be other members: LocalError if this rank does not get torch's
-number in a view of all ranks in that time.
+number in a view of all ranks in that time. A store that other processes cannot see (HashStore), a rank that the world
+does not have: LocalError at once.
+
+Silence. A thread of a torch program may hold the interpreter's lock for seconds in one piece, in C: a large library is
+loaded, CUDA begins, a large object is pickled, a collector walks a large heap. The engine's thread has no turn then, so
+the others hear nothing of this rank, though it is well. Two seconds, the default elsewhere, would end the job, and here
+nothing brings a rank back, as steps do. So a rank is lost after `_LOST_AFTER_S` of silence unless a setting
+says otherwise. A helper that speaks for the process without the lock (another process, a thread in C) would say that
+the process is there, and not that its engine works: a rank that hangs in C would look alive for ever. What the longer
+silence costs: a host that is gone, or a network that is cut, is known later. A process that was killed is known in
+seconds all the same, because its host says that nobody listens there.
 """
 
 from __future__ import annotations
@@ -41,6 +51,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-defined]  # public, not in its __all__
+
 from quicoll.config import Config, JoinSettings
 from quicoll.errors import LocalError, PeerError, QuicollError
 from quicoll.job import join
@@ -55,13 +67,14 @@ if TYPE_CHECKING:
     from quicoll.job import Job
     from quicoll.rendezvous.stores import Store
 
-__all__ = ["JobSession", "coordinator_is_named", "open_session", "session_of_default_group"]
+__all__ = ["JobSession", "coordinator_is_named", "demand_shared", "open_session", "session_of_default_group"]
 
 _NAMED = ("argument", "QUICOLL_COORDINATOR", "QUICOLL_CERTS")
 _AGAIN_S = 0.05
 _EXIT_S = 5.0
 _NAME = 32
 _MEET_S = 60.0  # for ranks to meet, at least
+_LOST_AFTER_S = 30.0
 _MARGIN_S = 30.0  # for the thread to give an answer, after the time in which it should have
 
 _default: JobSession | None = None
@@ -88,8 +101,12 @@ class JobSession:
             timeout: Seconds for operations.
             join_timeout: Seconds for all of them to come; None takes those for operations, and a minute at least.
         Raises:
+            LocalError: Other processes cannot see the store, or there is no such rank.
             QuicollError: As `quicoll.join`.
         """
+        if not 0 <= rank < world_size:
+            raise LocalError(f"rank {rank} of {world_size} ranks: they are 0 to {world_size - 1}")
+        demand_shared(store, world_size)
         self.rank = rank
         self.name = ""
         self._world_size = world_size
@@ -237,6 +254,8 @@ class JobSession:
             async with join(**settings) as job:
                 yield job
             return
+        if Config.named().sources["lost_after"] == "default":
+            settings["lost_after"] = _LOST_AFTER_S
         settings["node"] = f"worker-{self.rank}"  # certificates are made for it: no two ranks may have one name
         async with meet_at(
             self._opened,
@@ -275,6 +294,24 @@ class JobSession:
                 f"rank {self.rank} of {self._world_size} is rank {job.rank} of {job.world_size} in the job of the "
                 "coordinator that the settings name; start a coordinator for this launch alone"
             )
+
+
+def demand_shared(store: Any, world_size: int) -> None:
+    """Refuse a store of torch's at which several processes cannot meet; nothing where they meet elsewhere.
+
+    Args:
+        store: Possibly below prefixes.
+        world_size: How many processes come.
+    Raises:
+        LocalError: It is in this process's memory.
+    """
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    if isinstance(store, HashStore) and world_size > 1 and not coordinator_is_named():
+        raise LocalError(
+            f"a HashStore is in the memory of this process, so {world_size} ranks cannot meet there; give them a "
+            'TCPStore or a FileStore, or init_method="tcp://...", "file://..." or "env://"'
+        )
 
 
 def coordinator_is_named() -> bool:
