@@ -27,6 +27,8 @@ from quicoll.torch_backend.failures import for_torch
 from quicoll.torch_backend.methods import Methods
 from quicoll.torch_backend.names import BACKEND
 from quicoll.torch_backend.reconfiguration import DEFAULT_S, Reconfigurable
+from quicoll.torch_backend.supplied import supply_operations
+from quicoll.torch_backend.untraced import untraced
 
 if TYPE_CHECKING:
     from quicoll.collectives.group import ThreadGroup
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["Described", "create"]
 
 
+@untraced
 class Described(Methods):
     """What torch asks of a group, beside operations. Its place is given by who makes it."""
 
@@ -135,6 +138,7 @@ def create(options: Any) -> Any:
     Raises:
         QuicollError: As `JobSession`; a RuntimeError too.
     """
+    supply_operations()
     try:
         group = _Group(options.group_rank, options.group_size)
         group.begin(options)

@@ -66,6 +66,7 @@ from quicoll.torch_backend.sessions import (
     open_session,
     session_of_default_group,
 )
+from quicoll.torch_backend.untraced import untraced
 from quicoll.torch_backend.work import OperationWork
 
 if TYPE_CHECKING:
@@ -99,6 +100,7 @@ class _Unplaced:
         raise refused(self._reason)
 
 
+@untraced
 class Reconfigurable(Methods):
     """A group's operations, and its place: in which session, as which rank. See the module's head."""
 

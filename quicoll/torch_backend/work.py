@@ -38,6 +38,7 @@ from torch._C._distributed_c10d import Work
 from quicoll.errors import LocalError
 from quicoll.torch_backend.failures import for_torch, milliseconds, refused
 from quicoll.torch_backend.pool import run_aside
+from quicoll.torch_backend.untraced import untraced
 
 if TYPE_CHECKING:
     from quicoll.collectives.handle import Handle
@@ -86,6 +87,7 @@ class OperationPart:
         return pending.take()
 
 
+@untraced
 class OperationWork(Work):
     """See the module's head. Every method may be called from any thread but the engine's."""
 
