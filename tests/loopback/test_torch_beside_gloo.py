@@ -32,3 +32,10 @@ def beside_gloo(cases: str, directory: Path) -> dict[str, list[str]]:
 def test_every_functional_collective_and_compiled_ones_give_gloos_bits(tmp_path: Path) -> None:
     found = beside_gloo("torch_cases_functional", tmp_path)
     assert {name: said for name, said in found.items() if said != ["equal"]} == {}
+
+
+def test_what_ddp_and_meshes_offer_trains_with_gloos_bits(tmp_path: Path) -> None:
+    found = beside_gloo("torch_cases_training", tmp_path)
+    others = {name: said for name, said in found.items() if said != ["equal"]}
+    # Four ranks' parameters are averaged, which Gloo adds in another order.
+    assert others in ({}, {"hierarchical model averaging: near (4 ranks)": ["near"]})
