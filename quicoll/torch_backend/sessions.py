@@ -20,16 +20,16 @@ a fork has none of this and leaves it alone.
 
 Failure cases: a rank does not come: PeerError names rank 0, or at rank 0 whoever does not join, by the timeout of
 `init_process_group`, or after a minute where that is shorter: it is one of operations, and a coordinator has to
-start. With a coordinator from the settings there may be other members: LocalError if this rank does not get torch's
-number in a view of all ranks in that time. A store that other processes cannot see (HashStore), a rank that the world
-does not have: LocalError at once.
+start. If a rank was started for another number of ranks, the error adds that. With a coordinator from the settings
+there may be other members: LocalError if this rank does not get torch's number in a view of all ranks in that time. A
+store that other processes cannot see (HashStore), a rank that the world does not have: LocalError at once.
 
 Silence. A thread of a torch program may hold the interpreter's lock for seconds in one piece, in C: a large library is
 loaded, CUDA begins, a large object is pickled, a collector walks a large heap. The engine's thread has no turn then, so
 the others hear nothing of this rank, though it is well. Two seconds, the default elsewhere, would end the job, and here
-nothing brings a rank back, as steps do. So a rank is lost after `_LOST_AFTER_S` of silence unless a setting
-says otherwise. A helper that speaks for the process without the lock (another process, a thread in C) would say that
-the process is there, and not that its engine works: a rank that hangs in C would look alive for ever. What the longer
+nothing brings a rank back, as steps do. So a rank is lost after `_LOST_AFTER_S` of silence unless a setting says
+otherwise. A helper that speaks for the process without the lock (another process, a thread in C) would say that the
+process is there, and not that its engine works: a rank that hangs in C would look alive for ever. What the longer
 silence costs: a host that is gone, or a network that is cut, is known later. A process that was killed is known in
 seconds all the same, because its host says that nobody listens there.
 """
@@ -38,6 +38,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import hashlib
 import os
 import re
@@ -67,7 +68,14 @@ if TYPE_CHECKING:
     from quicoll.job import Job
     from quicoll.rendezvous.stores import Store
 
-__all__ = ["JobSession", "coordinator_is_named", "demand_shared", "open_session", "session_of_default_group"]
+__all__ = [
+    "JobSession",
+    "add_worlds",
+    "coordinator_is_named",
+    "demand_shared",
+    "open_session",
+    "session_of_default_group",
+]
 
 _NAMED = ("argument", "QUICOLL_COORDINATOR", "QUICOLL_CERTS")
 _AGAIN_S = 0.05
@@ -134,12 +142,18 @@ class JobSession:
             raise
         finally:
             store.set_timeout(patience)
-        if self._failed is not None:
-            raise self._failed
+        self._raise_failure()
         if not answered:
             self.close(reason="not joined", patience=0.0, finished=False)
             raise PeerError(f"the ranks have not met within {self._meeting:g} s")
         _open.add(self)
+
+    def _raise_failure(self) -> None:
+        if self._failed is None:
+            return
+        if isinstance(self._failed, PeerError) and not coordinator_is_named():
+            add_worlds(self._failed, self._store, self._world_size)
+        raise self._failed
 
     # -- for groups ----------------------------------------------------------------------------------------------
 
@@ -271,7 +285,8 @@ class JobSession:
             yield job
 
     def _opened(self) -> Store:
-        store = GivenStore(self._store, "torch's store", "quicoll/")
+        store = _words_at(self._store)
+        store.set(f"world/{self.rank}", str(self._world_size).encode())
         leave_host(store, self.rank)
         return store
 
@@ -312,6 +327,32 @@ def demand_shared(store: Any, world_size: int) -> None:
             f"a HashStore is in the memory of this process, so {world_size} ranks cannot meet there; give them a "
             'TCPStore or a FileStore, or init_method="tcp://...", "file://..." or "env://"'
         )
+
+
+def add_worlds(error: PeerError, store: Any, world_size: int) -> None:
+    """Add to the error of ranks that have not met who was started for another number of ranks, if anybody was.
+
+    Args:
+        error: Of this rank.
+        store: torch's.
+        world_size: What this process was started for.
+    """
+    words = _words_at(store)
+    with contextlib.suppress(QuicollError):  # the store is gone: then that is what the error says
+        for other in range(world_size):
+            word = words.get(f"world/{other}")
+            if word is not None and word != str(world_size).encode():
+                said = f"rank {other} was started as one of {_number(word)} ranks, this one as one of {world_size}"
+                error.args = (f"{error.args[0]}; {said}", *error.args[1:])
+                return
+
+
+def _number(word: bytes) -> str:
+    return word.decode() if word.isdigit() and len(word) < 10 else "an unknown number of"
+
+
+def _words_at(store: Any) -> GivenStore:
+    return GivenStore(store, "torch's store", "quicoll/")
 
 
 def coordinator_is_named() -> bool:

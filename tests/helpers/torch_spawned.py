@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
+from ports import named_port
 
 WORLD = 2
 HOLD_US = 3_000_000
@@ -61,13 +62,6 @@ def work(rank: int, ports: list[int], directory: Path) -> None:
     (directory / f"rank{rank}.json").write_text(json.dumps(found))
 
 
-def free_ports(number: int) -> list[int]:
-    taken = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
-    ports = [each.getsockname()[1] for each in taken]
-    for each in taken:
-        each.close()
-    return ports
-
-
 if __name__ == "__main__":
-    torch.multiprocessing.spawn(work, (free_ports(4), Path(sys.argv[1])), nprocs=WORLD)
+    named = [named_port(socket.SOCK_STREAM) for _ in range(4)]
+    torch.multiprocessing.spawn(work, (named, Path(sys.argv[1])), nprocs=WORLD)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -131,7 +132,7 @@ def test_ranks_that_a_program_spawns_meet_wherever_torchs_ranks_meet_and_one_is_
 ) -> None:
     """Beside a torchcomms that is installed and was not asked for, and without a setting for what is lost."""
     given = {name: value for name, value in environment().items() if name != "QUICOLL_LOST_AFTER"}
-    given["PYTHONPATH"] += f":{HELPERS / 'stand_in_torchcomms'}"
+    given["PYTHONPATH"] += os.pathsep + str(HELPERS / "stand_in_torchcomms")
     command = [sys.executable, str(HELPERS / "torch_spawned.py"), str(tmp_path)]
     ran = subprocess.run(command, env=given, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert ran.returncode == 0, ran.stdout[-1000:] + ran.stderr[-5000:]

@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch")
 
 from torch.distributed import FileStore, HashStore, PrefixStore  # noqa: E402 - after the check that there is a torch
 
-from quicoll.errors import LocalError  # noqa: E402 - likewise
-from quicoll.torch_backend.sessions import JobSession, demand_shared  # noqa: E402 - likewise
+from quicoll.errors import LocalError, PeerError  # noqa: E402 - likewise
+from quicoll.torch_backend.sessions import JobSession, add_worlds, demand_shared  # noqa: E402 - likewise
 
 
 def refused(store: Any, rank: int, world_size: int, match: str) -> None:
@@ -43,3 +43,18 @@ def test_a_store_that_nobody_meets_at_may_be_any(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("rank", [-1, 2, 5])
 def test_a_rank_that_the_world_does_not_have_is_refused(rank: int) -> None:
     refused(HashStore(), rank, 2, f"rank {rank} of 2 ranks: they are 0 to 1")
+
+
+@pytest.mark.parametrize(("said", "named"), [("2", "2"), ("3", None), (None, None), ("x" * 50, "an unknown number of")])
+def test_who_was_started_for_another_number_of_ranks_is_named_where_ranks_have_not_met(
+    said: str | None, named: str | None
+) -> None:
+    store, error = HashStore(), PeerError("rank 2 did not come", rank=2)
+    store.set("quicoll/world/0", "3")
+    if said is not None:
+        store.set("quicoll/world/1", said)
+    add_worlds(error, store, 3)
+    added = f"; rank 1 was started as one of {named} ranks, this one as one of 3"
+    assert (added in str(error)) == (named is not None)
+    assert "rank 2 did not come" in str(error)
+    assert error.rank == 2
