@@ -42,6 +42,7 @@ from quicoll.torch.groups import blocking_group
 from quicoll.torch_backend.asked import seconds_of
 from quicoll.torch_backend.failures import for_torch
 from quicoll.torch_backend.process_group import Described
+from quicoll.torch_backend.supplied import supply_operations
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -153,6 +154,7 @@ def _begin(outer: Any, timeout: float) -> None:
 
 def _create(options: Any, _: Any) -> Any:
     """Make a process group, as torch asks for one."""
+    supply_operations()
     try:
         if _last is None:
             raise LocalError(f"{CARRIED_BACKEND} is for quicoll.torch.device_mesh alone")

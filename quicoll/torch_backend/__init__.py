@@ -13,8 +13,9 @@ before a process group is made.
     sessions        this process's part in a job: joined at torch's store, left at the end
     failures        quicoll's errors as classes that torch programs catch
     profiled        operations in torch's profiles
+    supplied        two functional operations of torch's that would go past the group
+    untraced        torch.compile leaves the methods alone
     pool            threads on which callbacks may block
-    uncompiled      what torch.compile leaves alone
     names           what it is called
 """
 

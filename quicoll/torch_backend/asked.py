@@ -96,7 +96,11 @@ def flat(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.layout is not torch.strided:
         raise refused(f"a tensor of layout {tensor.layout} is taken by all_reduce alone; pass tensor.to_dense()")
     if tensor.device.type != "cpu":
-        raise refused(f"a tensor on device {tensor.device}: the backend quicoll is for tensors on the CPU")
+        raise refused(
+            f"a tensor on device {tensor.device}: the backend quicoll is for tensors on the CPU; pass tensor.cpu() and "
+            "copy the result back, or leave it to that device's own backend and make a group beside it: "
+            'dist.new_group(backend="quicoll")'
+        )
     return tensor.data.reshape(-1)
 
 

@@ -26,6 +26,7 @@ from quicoll.torch_backend.asked import Asked, listed, movable, put, read_option
 from quicoll.torch_backend.failures import for_torch, refused, say_as_gloo
 from quicoll.torch_backend.pool import run_aside
 from quicoll.torch_backend.profiled import begin_event
+from quicoll.torch_backend.untraced import untraced
 from quicoll.torch_backend.work import OperationPart, OperationWork, WorkPart
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ Finish = Callable[[list[Any]], object]
 _AT_ONCE = timedelta(milliseconds=1)
 
 
+@untraced
 class Methods:
     """The operations. `begin_methods` is called before any of them."""
 

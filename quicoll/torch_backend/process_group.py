@@ -28,7 +28,8 @@ from quicoll.torch_backend.failures import for_torch
 from quicoll.torch_backend.methods import Methods
 from quicoll.torch_backend.names import BACKEND
 from quicoll.torch_backend.reconfiguration import DEFAULT_S, Reconfigurable
-from quicoll.torch_backend.uncompiled import leave_uncompiled
+from quicoll.torch_backend.supplied import supply_operations
+from quicoll.torch_backend.untraced import untraced
 
 if TYPE_CHECKING:
     from quicoll.collectives.group import ThreadGroup
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["Described", "GroupPlace", "create"]
 
 
+@untraced
 class Described(Methods):
     """What torch asks of a group, beside operations. Its place is given by who makes it."""
 
@@ -130,6 +132,7 @@ class GroupPlace:
     global_ranks_in_group: None = None
 
 
+@untraced
 class _Placed(Described, Reconfigurable):
     """With a place in a job that torch's ranks have made."""
 
@@ -141,9 +144,6 @@ def _made(self: Any, rank: int, size: int) -> None:
 _Group: Any = type("QuicollProcessGroup", (_Placed, ProcessGroup), {"__init__": _made, "__module__": __name__})
 
 
-leave_uncompiled(_Placed, Described, Reconfigurable, Methods)
-
-
 def create(options: Any) -> Any:
     """Make a process group, as torch asks for one.
 
@@ -152,6 +152,7 @@ def create(options: Any) -> Any:
     Raises:
         QuicollError: As `JobSession`; a RuntimeError too.
     """
+    supply_operations()
     try:
         group = _Group(options.group_rank, options.group_size)
         group.begin(options)

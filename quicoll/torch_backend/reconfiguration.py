@@ -59,7 +59,14 @@ from quicoll.rendezvous.stores import GivenStore
 from quicoll.torch_backend.asked import Asked, seconds_of
 from quicoll.torch_backend.failures import for_torch, refused
 from quicoll.torch_backend.methods import Methods
-from quicoll.torch_backend.sessions import JobSession, coordinator_is_named, open_session, session_of_default_group
+from quicoll.torch_backend.sessions import (
+    JobSession,
+    coordinator_is_named,
+    demand_shared,
+    open_session,
+    session_of_default_group,
+)
+from quicoll.torch_backend.untraced import untraced
 from quicoll.torch_backend.work import OperationWork
 
 if TYPE_CHECKING:
@@ -93,6 +100,7 @@ class _Unplaced:
         raise refused(self._reason)
 
 
+@untraced
 class Reconfigurable(Methods):
     """A group's operations, and its place: in which session, as which rank. See the module's head."""
 
@@ -312,6 +320,7 @@ class Reconfigurable(Methods):
 
     def _install(self, key: str, members: list[str], rank: int, within: float, aborts: int) -> None:
         deadline = time.monotonic() + within
+        demand_shared(self._own_store, len(members))
         place = StorePlace(self._own_store, key, members, rank)
         self._put(_nowhere("its members are being changed"), rank=None, size=None)
         try:

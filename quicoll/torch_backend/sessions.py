@@ -20,14 +20,25 @@ a fork has none of this and leaves it alone.
 
 Failure cases: a rank does not come: PeerError names rank 0, or at rank 0 whoever does not join, by the timeout of
 `init_process_group`, or after a minute where that is shorter: it is one of operations, and a coordinator has to
-start. With a coordinator from the settings there may be other members: LocalError if this rank does not get torch's
-number in a view of all ranks in that time.
+start. If a rank was started for another number of ranks, the error adds that. With a coordinator from the settings
+there may be other members: LocalError if this rank does not get torch's number in a view of all ranks in that time. A
+store that other processes cannot see (HashStore), a rank that the world does not have: LocalError at once.
+
+Silence. A thread of a torch program may hold the interpreter's lock for seconds in one piece, in C: a large library is
+loaded, CUDA begins, a large object is pickled, a collector walks a large heap. The engine's thread has no turn then, so
+the others hear nothing of this rank, though it is well. Two seconds, the default elsewhere, would end the job, and here
+nothing brings a rank back, as steps do. So a rank is lost after `_LOST_AFTER_S` of silence unless a setting says
+otherwise. A helper that speaks for the process without the lock (another process, a thread in C) would say that the
+process is there, and not that its engine works: a rank that hangs in C would look alive for ever. What the longer
+silence costs: a host that is gone, or a network that is cut, is known later. A process that was killed is known in
+seconds all the same, because its host says that nobody listens there.
 """
 
 from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import hashlib
 import os
 import re
@@ -41,6 +52,8 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-defined]  # public, not in its __all__
 
 from quicoll.config import Config, JoinSettings
 from quicoll.errors import LocalError, PeerError, QuicollError
@@ -57,13 +70,21 @@ if TYPE_CHECKING:
     from quicoll.job import Job
     from quicoll.rendezvous.stores import Store
 
-__all__ = ["JobSession", "coordinator_is_named", "open_session", "session_of_default_group"]
+__all__ = [
+    "JobSession",
+    "add_worlds",
+    "coordinator_is_named",
+    "demand_shared",
+    "open_session",
+    "session_of_default_group",
+]
 
 _NAMED = ("argument", "QUICOLL_COORDINATOR", "QUICOLL_CERTS")
 _AGAIN_S = 0.05
 _EXIT_S = 5.0
 _NAME = 32
 _MEET_S = 60.0  # for ranks to meet, at least
+_LOST_AFTER_S = 30.0
 _MARGIN_S = 30.0  # for the thread to give an answer, after the time in which it should have
 
 _default: JobSession | None = None
@@ -90,8 +111,12 @@ class JobSession:
             timeout: Seconds for operations.
             join_timeout: Seconds for all of them to come; None takes those for operations, and a minute at least.
         Raises:
+            LocalError: Other processes cannot see the store, or there is no such rank.
             QuicollError: As `quicoll.join`.
         """
+        if not 0 <= rank < world_size:
+            raise LocalError(f"rank {rank} of {world_size} ranks: they are 0 to {world_size - 1}")
+        demand_shared(store, world_size)
         self.rank = rank
         self.name = ""
         self._world_size = world_size
@@ -120,11 +145,22 @@ class JobSession:
             raise
         finally:
             store.set_timeout(patience)
-        self._demand_joined(time.monotonic() - began)
+        self._raise_failure(time.monotonic() - began)
         if not answered:
             self.close(reason="not joined", patience=0.0, finished=False)
             raise PeerError(f"the ranks have not met within {self._meeting:g} s")
         _open.add(self)
+
+    def _raise_failure(self, took: float) -> None:
+        failed = self._failed
+        if failed is None:
+            return
+        if isinstance(failed, PeerError):
+            if not coordinator_is_named():
+                add_worlds(failed, self._store, self._world_size)
+            if took >= self._meeting:
+                add_words(failed, f"Socket Timeout: wait timeout after {milliseconds(self._meeting)}")
+        raise failed
 
     # -- for groups ----------------------------------------------------------------------------------------------
 
@@ -191,14 +227,6 @@ class JobSession:
 
     # -- its thread ----------------------------------------------------------------------------------------------
 
-    def _demand_joined(self, took: float) -> None:
-        failed = self._failed
-        if failed is None:
-            return
-        if isinstance(failed, PeerError) and took >= self._meeting:
-            add_words(failed, f"Socket Timeout: wait timeout after {milliseconds(self._meeting)}")
-        raise failed
-
     def _live_job(self) -> Job:
         if self._pid != os.getpid():
             raise LocalError("this process is a fork of the one that has the process group; make one here")
@@ -247,6 +275,8 @@ class JobSession:
             async with join(**settings) as job:
                 yield job
             return
+        if Config.named().sources["lost_after"] == "default":
+            settings["lost_after"] = _LOST_AFTER_S
         settings["node"] = f"worker-{self.rank}"  # certificates are made for it: no two ranks may have one name
         async with meet_at(
             self._opened,
@@ -262,7 +292,8 @@ class JobSession:
             yield job
 
     def _opened(self) -> Store:
-        store = GivenStore(self._store, "torch's store", "quicoll/")
+        store = _words_at(self._store)
+        store.set(f"world/{self.rank}", str(self._world_size).encode())
         leave_host(store, self.rank)
         return store
 
@@ -285,6 +316,50 @@ class JobSession:
                 f"rank {self.rank} of {self._world_size} is rank {job.rank} of {job.world_size} in the job of the "
                 "coordinator that the settings name; start a coordinator for this launch alone"
             )
+
+
+def demand_shared(store: Any, world_size: int) -> None:
+    """Refuse a store of torch's at which several processes cannot meet; nothing where they meet elsewhere.
+
+    Args:
+        store: Possibly below prefixes.
+        world_size: How many processes come.
+    Raises:
+        LocalError: It is in this process's memory.
+    """
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    if isinstance(store, HashStore) and world_size > 1 and not coordinator_is_named():
+        raise LocalError(
+            f"a HashStore is in the memory of this process, so {world_size} ranks cannot meet there; give them a "
+            'TCPStore or a FileStore, or init_method="tcp://...", "file://..." or "env://"'
+        )
+
+
+def add_worlds(error: PeerError, store: Any, world_size: int) -> None:
+    """Add to the error of ranks that have not met who was started for another number of ranks, if anybody was.
+
+    Args:
+        error: Of this rank.
+        store: torch's.
+        world_size: What this process was started for.
+    """
+    words = _words_at(store)
+    with contextlib.suppress(QuicollError):  # the store is gone: then that is what the error says
+        for other in range(world_size):
+            word = words.get(f"world/{other}")
+            if word is not None and word != str(world_size).encode():
+                said = f"rank {other} was started as one of {_number(word)} ranks, this one as one of {world_size}"
+                error.args = (f"{error.args[0]}; {said}", *error.args[1:])
+                return
+
+
+def _number(word: bytes) -> str:
+    return word.decode() if word.isdigit() and len(word) < 10 else "an unknown number of"
+
+
+def _words_at(store: Any) -> GivenStore:
+    return GivenStore(store, "torch's store", "quicoll/")
 
 
 def coordinator_is_named() -> bool:

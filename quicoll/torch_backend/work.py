@@ -38,7 +38,7 @@ from torch._C._distributed_c10d import Work
 from quicoll.errors import LocalError, QuicollError
 from quicoll.torch_backend.failures import CLOSED, add_words, for_torch, milliseconds, refused
 from quicoll.torch_backend.pool import run_aside
-from quicoll.torch_backend.uncompiled import leave_uncompiled
+from quicoll.torch_backend.untraced import untraced
 
 if TYPE_CHECKING:
     from quicoll.collectives.handle import Handle
@@ -87,6 +87,7 @@ class OperationPart:
         return pending.take()
 
 
+@untraced
 class OperationWork(Work):
     """See the module's head. Every method may be called from any thread but the engine's."""
 
@@ -301,9 +302,6 @@ class OperationWork(Work):
         elif error.lost:
             add_words(error, CLOSED)
         return error
-
-
-leave_uncompiled(OperationWork)
 
 
 def _nothing(_: list[Any]) -> None:

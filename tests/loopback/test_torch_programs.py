@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -124,3 +125,18 @@ def test_layers_divided_among_two_pairs_train_as_one_process_does() -> None:
     far = [float(each) for each in re.findall("at most (.*) from one process", launched.stdout)]
     assert len(far) == 4
     assert max(far) < 1e-6
+
+
+def test_ranks_that_a_program_spawns_meet_wherever_torchs_ranks_meet_and_one_is_silent_for_seconds(
+    tmp_path: Path,
+) -> None:
+    """Beside a torchcomms that is installed and was not asked for, and without a setting for what is lost."""
+    given = {name: value for name, value in environment().items() if name != "QUICOLL_LOST_AFTER"}
+    given["PYTHONPATH"] += os.pathsep + str(HELPERS / "stand_in_torchcomms")
+    command = [sys.executable, str(HELPERS / "torch_spawned.py"), str(tmp_path)]
+    ran = subprocess.run(command, env=given, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert ran.returncode == 0, ran.stdout[-1000:] + ran.stderr[-5000:]
+    ways = ["tcp", "env and arguments", "env", "file", "a TCPStore", "the same again", "a FileStore"]
+    for rank in range(2):
+        found = json.loads((tmp_path / f"rank{rank}.json").read_text())
+        assert found == {**dict.fromkeys(ways, 3.0), "a prefix": 6.0}

@@ -1,4 +1,4 @@
-"""What torch.compile leaves alone."""
+"""torch.compile leaves the backend's methods alone; tests/helpers/torch_cases_functional.py has it do so."""
 
 from __future__ import annotations
 
@@ -8,9 +8,17 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from quicoll.torch_backend.uncompiled import leave_uncompiled  # noqa: E402 - after the check that there is a torch
+from quicoll.torch_backend.untraced import untraced  # noqa: E402 - after the check that there is a torch
 
-pytestmark = pytest.mark.slow  # the compiler takes seconds to be imported
+
+def test_a_torch_without_the_mark_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Some:
+        def double(self, x: int) -> int:
+            return x * 2
+
+    monkeypatch.delattr(torch._C._dynamo.eval_frame, "set_code_exec_strategy")
+    assert untraced(Some) is Some
+    assert Some().double(2) == 4
 
 
 def frames_of(call: Any) -> int:
@@ -23,6 +31,7 @@ def frames_of(call: Any) -> int:
     return int(counter.frame_count)
 
 
+@pytest.mark.slow  # the compiler takes seconds to be imported
 def test_a_marked_method_is_run_as_it_is_and_so_is_what_it_calls() -> None:
     def more(x: Any) -> Any:
         return x + 1
@@ -35,6 +44,6 @@ def test_a_marked_method_is_run_as_it_is_and_so_is_what_it_calls() -> None:
         def call(self, x: Any) -> Any:
             return more(x)
 
-    leave_uncompiled(Marked)
+    untraced(Marked)
     assert [frames_of(Plain().call), frames_of(Marked().call)] == [1, 0]
     assert Marked().call(torch.ones(2)).tolist() == [2.0, 2.0]

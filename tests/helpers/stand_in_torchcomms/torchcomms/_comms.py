@@ -1,0 +1,6 @@
+"""See the package."""
+
+from __future__ import annotations
+
+
+class _BackendWrapper: ...

@@ -1,0 +1,8 @@
+"""See the package."""
+
+from __future__ import annotations
+
+__all__ = ["FlightRecorderHook"]
+
+
+class FlightRecorderHook: ...

@@ -1,0 +1,60 @@
+"""What is refused before ranks meet: nothing is sent, no thread is started, nobody waits."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.distributed import FileStore, HashStore, PrefixStore  # noqa: E402 - after the check that there is a torch
+
+from quicoll.errors import LocalError, PeerError  # noqa: E402 - likewise
+from quicoll.torch_backend.sessions import JobSession, add_worlds, demand_shared  # noqa: E402 - likewise
+
+
+def refused(store: Any, rank: int, world_size: int, match: str) -> None:
+    before = threading.active_count()
+    with pytest.raises(LocalError, match=match):
+        JobSession(store, rank=rank, world_size=world_size, timeout=60.0)
+    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("prefixes", [0, 1, 3])
+def test_ranks_of_several_processes_cannot_meet_in_the_memory_of_one(prefixes: int) -> None:
+    store: Any = HashStore()
+    for number in range(prefixes):
+        store = PrefixStore(f"p{number}", store)
+    refused(store, 0, 2, "a HashStore is in the memory of this process, so 2 ranks cannot meet there")
+
+
+def test_one_rank_can_meet_itself_and_others_at_a_file(tmp_path: Any) -> None:
+    demand_shared(PrefixStore("p", HashStore()), 1)
+    demand_shared(PrefixStore("p", FileStore(str(tmp_path / "store"), 2)), 2)
+
+
+def test_a_store_that_nobody_meets_at_may_be_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUICOLL_COORDINATOR", "127.0.0.1:4433")
+    demand_shared(HashStore(), 2)
+
+
+@pytest.mark.parametrize("rank", [-1, 2, 5])
+def test_a_rank_that_the_world_does_not_have_is_refused(rank: int) -> None:
+    refused(HashStore(), rank, 2, f"rank {rank} of 2 ranks: they are 0 to 1")
+
+
+@pytest.mark.parametrize(("said", "named"), [("2", "2"), ("3", None), (None, None), ("x" * 50, "an unknown number of")])
+def test_who_was_started_for_another_number_of_ranks_is_named_where_ranks_have_not_met(
+    said: str | None, named: str | None
+) -> None:
+    store, error = HashStore(), PeerError("rank 2 did not come", rank=2)
+    store.set("quicoll/world/0", "3")
+    if said is not None:
+        store.set("quicoll/world/1", said)
+    add_worlds(error, store, 3)
+    added = f"; rank 1 was started as one of {named} ranks, this one as one of 3"
+    assert (added in str(error)) == (named is not None)
+    assert "rank 2 did not come" in str(error)
+    assert error.rank == 2
