@@ -49,7 +49,7 @@ from importlib.util import find_spec
 from inspect import signature
 from io import BufferedReader, BufferedWriter, FileIO, TextIOWrapper
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import pytest
 from _pytest.runner import runtestprotocol
@@ -128,8 +128,11 @@ class Store:
         orders.close()
         self._answers = self._orders.makefile("r")
 
-    def run(self, item: pytest.Item) -> list[pytest.TestReport]:
-        """Have a test run; its reports."""
+    def run(self, item: pytest.Item, following: pytest.Item | None) -> list[pytest.TestReport]:
+        """Have a test run; its reports. following: the next one, for which what others have made here is kept."""
+        return [*self._reports_of(item), *parted(item, following)]
+
+    def _reports_of(self, item: pytest.Item) -> list[pytest.TestReport]:
         pid = self.pid
         try:
             self._orders.sendall(b"%d\n" % self._at[item.nodeid])
@@ -145,8 +148,7 @@ class Store:
             self._reports.unlink()
         except FileNotFoundError:
             how = f"ended with {ended}" if ended else "is gone, and the process that it was forked from too"
-            why = f"the process of this test left no report, and {how}"
-            return [pytest.TestReport(item.nodeid, item.location, {}, "failed", why, "call")]
+            return [failed(item, "call", f"the process of this test left no report, and {how}")]
         read = item.config.hook.pytest_report_from_serializable
         return [read(config=item.config, data=with_tuples(each)) for each in reports]
 
@@ -155,6 +157,20 @@ class Store:
         self._orders.close()
         os.waitpid(self.pid, 0)
         self._directory.cleanup()
+
+
+def failed(item: pytest.Item, when: Literal["call", "teardown"], why: str) -> pytest.TestReport:
+    return pytest.TestReport(item.nodeid, item.location, {}, "failed", why, when)
+
+
+def parted(item: pytest.Item, following: pytest.Item | None) -> list[pytest.TestReport]:
+    """End the fixtures here that tests of this file have left, where the next test is of another one."""
+    session: Any = item.session
+    try:
+        session._setupstate.teardown_exact(following)
+    except Exception:
+        return [failed(item, "teardown", traceback.format_exc())]
+    return []
 
 
 def with_tuples(report: dict[str, Any]) -> dict[str, Any]:
@@ -174,9 +190,6 @@ def keep_warm(orders: socket.socket, items: Sequence[pytest.Item], reports: Path
     """Fork a process for each number that comes, until no more can come."""
     ended = 1
     try:
-        for number, stream in ((1, sys.stdout), (2, sys.stderr)):
-            with contextlib.suppress(OSError):  # some have no file
-                _of_pytest.update({each: number for each in [stream.fileno()] if each > 2})
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal; whoever gives the orders ends, and so does this
         with orders.makefile("rb") as lines:
             for line in lines:
@@ -216,6 +229,7 @@ def run_here(item: pytest.Item, reports: Path) -> NoReturn:
     ended = 1
     try:
         _POPEN._execute_child = _execute_child
+        find_streams(item.config)
         write = item.config.hook.pytest_report_to_serializable
         made = [write(config=item.config, report=each) for each in runtestprotocol(item, log=False)]
         draft = reports.with_suffix(".draft")
@@ -227,6 +241,16 @@ def run_here(item: pytest.Item, reports: Path) -> NoReturn:
     finally:
         sys.stdout.flush()
         os._exit(ended)
+
+
+def find_streams(config: pytest.Config) -> None:
+    """Where pytest listens, as it did while tests were imported: loggers that were made then still write there."""
+    capture = config.pluginmanager.getplugin("capturemanager")
+    capture.resume_global_capture()
+    for number, stream in ((1, sys.stdout), (2, sys.stderr)):
+        with contextlib.suppress(OSError):  # some have no file
+            _of_pytest.update({each: number for each in [stream.fileno()] if each > 2})
+    capture.suspend_global_capture()
 
 
 # -- programs ----------------------------------------------------------------------------------------------------------

@@ -173,11 +173,17 @@ def pytest_configure(config):
 """
 
 TESTS = """
-import os, signal, time
+import logging, os, signal, subprocess, sys, time
 import pytest
 
 pytestmark = pytest.mark.warm
 worker = os.getpid()
+logging.getLogger("early").addHandler(logging.StreamHandler())  # to what pytest has there now
+
+def test_a_logger_that_was_made_before_writes_to_the_program_s_own_stream():
+    code = "import logging, os; os.pipe(); logging.getLogger('early').warning('from there')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stderr == "from there\\n"
 
 def test_passes(tmp_path, capsys):
     print("said")
@@ -194,15 +200,47 @@ def test_passes_too(): pass
 """
 
 
+AMONG = """
+import os
+import pytest
+
+ended = []
+
+@pytest.fixture(scope="module")
+def made():
+    yield os.getpid()
+    ended.append(os.getpid())
+    assert len(ended) == 1
+
+def test_one(made): assert made == os.getpid()
+@pytest.mark.warm
+def test_forked(made): assert made == os.getpid()
+def test_other(made): assert made == os.getpid() and not ended
+@pytest.mark.warm
+def test_forked_last(made): assert made == os.getpid()
+"""
+
+
 @pytest.mark.parametrize("workers", [[], ["-n", "1"]], ids=["alone", "xdist"])
 def test_a_test_that_fails_dies_or_hangs_is_a_failure_and_the_next_one_is_run(
     workers: list[str], pytester: pytest.Pytester
 ) -> None:
     pytester.makeconftest(CONFTEST)
-    pytester.makepyfile(TESTS)
-    command = [sys.executable, "-m", "pytest", "-rs", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir=."]
+    pytester.makepyfile(test_among=AMONG, test_last="def test_here(): pass", test_ways=TESTS)
+    command = [
+        sys.executable,
+        STARTED,
+        "-m",
+        "pytest",
+        "-rs",
+        "-p",
+        "no:cacheprovider",
+        "-c",
+        os.devnull,
+        "--rootdir=.",
+    ]
     done = subprocess.run([*command, *workers], cwd=pytester.path, capture_output=True, text=True, check=False)
-    assert "3 failed, 2 passed, 1 skipped" in done.stdout, done.stdout + done.stderr
+    assert "3 failed, 8 passed, 1 skipped" in done.stdout, done.stdout + done.stderr
     assert "assert (1 + 1) == 5" in done.stdout
     assert "because of this" in done.stdout
     assert f"left no report, and ended with {-signal.SIGKILL}" in done.stdout
