@@ -50,13 +50,13 @@ def refused(message: str) -> BaseException:
 
 
 def add_words(error: BaseException, words: str) -> None:
-    """Put words that torch's programs look for behind what an error says.
+    """Put words that torch's programs look for behind what an error says, once.
 
     Args:
         error: Of quicoll's; one that says nothing stays as it is.
         words: torch's.
     """
-    if error.args:
+    if error.args and words not in str(error.args[0]):
         error.args = (f"{error.args[0]}. {words}", *error.args[1:])
 
 
