@@ -140,6 +140,7 @@ class Reconfigurable(Methods):
             self._owner, self._session = False, shared
             group = shared.subgroup(list(options.global_ranks_in_group), options.group_id)
         else:
+            demand_shared(options.store, self._own_size)
             self._session = open_session(
                 PrefixStore("quicoll", options.store),
                 rank=self._own_rank,
@@ -320,7 +321,6 @@ class Reconfigurable(Methods):
 
     def _install(self, key: str, members: list[str], rank: int, within: float, aborts: int) -> None:
         deadline = time.monotonic() + within
-        demand_shared(self._own_store, len(members))
         place = StorePlace(self._own_store, key, members, rank)
         self._put(_nowhere("its members are being changed"), rank=None, size=None)
         try:

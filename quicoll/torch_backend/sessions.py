@@ -22,7 +22,8 @@ Failure cases: a rank does not come: PeerError names rank 0, or at rank 0 whoeve
 `init_process_group`, or after a minute where that is shorter: it is one of operations, and a coordinator has to
 start. If a rank was started for another number of ranks, the error adds that. With a coordinator from the settings
 there may be other members: LocalError if this rank does not get torch's number in a view of all ranks in that time. A
-store that other processes cannot see (HashStore), a rank that the world does not have: LocalError at once.
+rank that the world does not have: LocalError at once; so is a store that other processes cannot see (HashStore), where
+torch makes a group, as a process has one rank of it. Members of `reconfigure` may be threads of one process.
 
 Silence. A thread of a torch program may hold the interpreter's lock for seconds in one piece, in C: a large library is
 loaded, CUDA begins, a large object is pickled, a collector walks a large heap. The engine's thread has no turn then, so
@@ -111,12 +112,11 @@ class JobSession:
             timeout: Seconds for operations.
             join_timeout: Seconds for all of them to come; None takes those for operations, and a minute at least.
         Raises:
-            LocalError: Other processes cannot see the store, or there is no such rank.
+            LocalError: There is no such rank.
             QuicollError: As `quicoll.join`.
         """
         if not 0 <= rank < world_size:
             raise LocalError(f"rank {rank} of {world_size} ranks: they are 0 to {world_size - 1}")
-        demand_shared(store, world_size)
         self.rank = rank
         self.name = ""
         self._world_size = world_size

@@ -200,6 +200,29 @@ def the_legacy_operations() -> Any:
 
 
 @case(2)
+def the_legacy_messages() -> Any:
+    got, more = torch.empty(3), torch.empty(3)
+    came, sent = legacy.irecv(got, other(), 0, name()), legacy.isend(some(3), other(), 0, name())
+    batch = legacy.batch_p2p_ops(["isend", "irecv"], [other()] * 2, [0, 0], [some(3, seed=1), more], name())
+    for each in (came, sent, *batch):
+        legacy.wait_tensor(each)
+    return [got, more]
+
+
+@case(2)
+def forms_that_write_in_place() -> Any:
+    x = some(4, 2)
+    gathered, listed = torch.empty(8, 2), [torch.empty(4, 2), torch.empty(4, 2)]
+    scattered, exchanged, reduced = torch.empty(2, 2), torch.empty(4, 2), x.clone()
+    functional.all_gather_tensor_inplace(gathered, x)
+    functional.all_gather_inplace(listed, x)
+    functional.reduce_scatter_tensor_inplace(scattered, x)
+    functional.all_to_all_inplace(exchanged, x, [2, 2], [2, 2])
+    functional.all_reduce_inplace(reduced)
+    return [gathered, *listed, scattered, exchanged, reduced]
+
+
+@case(2)
 def what_nobody_waits_for() -> Any:
     functional.all_reduce(some(3), "sum", every())
     return [functional.all_reduce(some(3), "sum", every()) + 0]

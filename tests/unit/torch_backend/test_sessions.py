@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,14 +13,8 @@ torch = pytest.importorskip("torch")
 from torch.distributed import FileStore, HashStore, PrefixStore  # noqa: E402 - after the check that there is a torch
 
 from quicoll.errors import LocalError, PeerError  # noqa: E402 - likewise
+from quicoll.torch_backend.reconfiguration import Reconfigurable  # noqa: E402 - likewise
 from quicoll.torch_backend.sessions import JobSession, add_worlds, demand_shared  # noqa: E402 - likewise
-
-
-def refused(store: Any, rank: int, world_size: int, match: str) -> None:
-    before = threading.active_count()
-    with pytest.raises(LocalError, match=match):
-        JobSession(store, rank=rank, world_size=world_size, timeout=60.0)
-    assert threading.active_count() == before
 
 
 @pytest.mark.parametrize("prefixes", [0, 1, 3])
@@ -27,7 +22,13 @@ def test_ranks_of_several_processes_cannot_meet_in_the_memory_of_one(prefixes: i
     store: Any = HashStore()
     for number in range(prefixes):
         store = PrefixStore(f"p{number}", store)
-    refused(store, 0, 2, "a HashStore is in the memory of this process, so 2 ranks cannot meet there")
+    options = SimpleNamespace(
+        store=store, group_rank=0, group_size=2, timeout=None, group_id="0", global_ranks_in_group=[]
+    )
+    before = threading.active_count()
+    with pytest.raises(LocalError, match="a HashStore is in the memory of this process, so 2 ranks cannot meet there"):
+        Reconfigurable().begin(options)
+    assert threading.active_count() == before
 
 
 def test_one_rank_can_meet_itself_and_others_at_a_file(tmp_path: Any) -> None:
@@ -42,7 +43,10 @@ def test_a_store_that_nobody_meets_at_may_be_any(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("rank", [-1, 2, 5])
 def test_a_rank_that_the_world_does_not_have_is_refused(rank: int) -> None:
-    refused(HashStore(), rank, 2, f"rank {rank} of 2 ranks: they are 0 to 1")
+    before = threading.active_count()
+    with pytest.raises(LocalError, match=f"rank {rank} of 2 ranks: they are 0 to 1"):
+        JobSession(HashStore(), rank=rank, world_size=2, timeout=60.0)
+    assert threading.active_count() == before
 
 
 @pytest.mark.parametrize(("said", "named"), [("2", "2"), ("3", None), (None, None), ("x" * 50, "an unknown number of")])
