@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 HELPERS = ROOT / "tests" / "helpers"
 LIMIT_S = 500
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.warm("torch")]
 
 
 def torchrun(*arguments: str | Path, ranks: int = 2) -> subprocess.CompletedProcess[str]:
