@@ -33,6 +33,16 @@ try:
     helpers = "found"
 except ImportError:
     helpers = "none"
+def files_of(numbers):
+    found = set()
+    for each in numbers:
+        try:
+            found.add(os.readlink(f"/proc/self/fd/{each}"))
+        except FileNotFoundError:
+            pass  # it was the directory's
+    return found
+
+files = files_of(os.listdir("/proc/self/fd"))
 streams = [sys.stdin, sys.stdout, sys.stderr]
 found = {
     "argv": sys.argv,
@@ -56,7 +66,7 @@ found = {
     "package": __package__,
     "helpers": helpers,
     "of pytest": [type(each).__module__ for each in sys.meta_path if "pytest" in type(each).__module__],
-    "files": sorted(os.listdir("/proc/self/fd"))[:3],
+    "other files": sorted(each for each in files - files_of([0, 1, 2]) if not each.startswith("/proc/")),
     "hooks": [sys.excepthook is sys.__excepthook__, sys.unraisablehook is sys.__unraisablehook__],
 }
 forked = "pytest" in sys.modules
