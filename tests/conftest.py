@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+import warm
 
 from quicoll_transport.compiled import COMPILED
 from quicoll_transport.net.addresses import is_numeric
@@ -68,6 +69,35 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Thousands of tests stay to the end: no collection of garbage need look at them again."""
     gc.freeze()
+
+
+# The process that warm tests are forked from.
+STORE = pytest.StashKey[warm.Store]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> None:
+    """Begin the store of warm processes before any test has run."""
+    options = session.config.option
+    if not (options.collectonly or options.usepdb) and any(map(warm.is_warm, session.items)):
+        session.config.stash[STORE] = warm.Store(session.items)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    store = item.config.stash.get(STORE, None)
+    if store is None or not warm.is_warm(item):
+        return None
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    for report in store.run(item, nextitem):
+        item.ihook.pytest_runtest_logreport(report=report)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if (store := config.stash.get(STORE, None)) is not None:
+        store.close()
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ import pytest
 
 from quicoll.cli.main import main
 
-pytestmark = pytest.mark.loopback
+pytestmark = [pytest.mark.loopback, pytest.mark.warm]
 
 
 def bench(*arguments: str) -> int | str | None:

@@ -13,7 +13,7 @@ import pytest
 from quicoll import checkpoint
 from quicoll.launch.supervisor import Supervisor
 
-pytestmark = [pytest.mark.loopback, pytest.mark.slow]
+pytestmark = [pytest.mark.loopback, pytest.mark.slow, pytest.mark.warm]
 
 SCRIPT = """
 import asyncio, os, pathlib, sys, time

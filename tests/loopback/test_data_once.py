@@ -21,7 +21,7 @@ from quicoll.demo.timeline import EventReader
 from quicoll.launch.supervisor import RunExit, Supervisor
 from quicoll.train import CheckpointPolicy, TrainingResult, Worker
 
-pytestmark = [pytest.mark.loopback, pytest.mark.slow]
+pytestmark = [pytest.mark.loopback, pytest.mark.slow, pytest.mark.warm("torch")]
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "data_once.py"
 

@@ -14,7 +14,7 @@ from networks import has_v6
 
 from quicoll.cli.main import main
 
-pytestmark = [pytest.mark.loopback, pytest.mark.slow]
+pytestmark = [pytest.mark.loopback, pytest.mark.slow, pytest.mark.warm("torch")]
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ON_IPV6 = ["[::]:0", "[::1]:0"] if has_v6() else []

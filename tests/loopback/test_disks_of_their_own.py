@@ -14,7 +14,7 @@ import pytest
 from quicoll import checkpoint
 from quicoll.launch.supervisor import Supervisor
 
-pytestmark = [pytest.mark.loopback, pytest.mark.slow]
+pytestmark = [pytest.mark.loopback, pytest.mark.slow, pytest.mark.warm]
 
 RANKS, ROWS, COLUMNS, STEPS = 3, 60, 40_000, 4
 

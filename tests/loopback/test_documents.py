@@ -555,7 +555,25 @@ def test_every_block_is_run() -> None:
     assert list(blocks()) == list(RUNS)
 
 
-@pytest.mark.parametrize("name", RUNS)
+# Those that start processes.
+STARTS = {
+    script,
+    alone,
+    without_asyncio,
+    scenarios,
+    by_name,
+    divided_loop,
+    hooked,
+    routed,
+    mixed,
+    computed_again,
+    meshed,
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.warm("torch")] * (run in STARTS)) for name, run in RUNS.items()]
+)
 async def test_a_block_runs_as_it_is_printed(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     await RUNS[name](blocks()[name], tmp_path)
 

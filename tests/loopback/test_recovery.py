@@ -16,7 +16,7 @@ import pytest
 from quicoll.demo.timeline import EventReader
 from quicoll.launch.supervisor import RunExit, Supervisor
 
-pytestmark = [pytest.mark.loopback, pytest.mark.slow]
+pytestmark = [pytest.mark.loopback, pytest.mark.slow, pytest.mark.warm]
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "train_loop.py"
 

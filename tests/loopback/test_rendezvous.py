@@ -99,6 +99,7 @@ def test_the_batch_file_for_slurm_works_where_an_earlier_launch_has_left_its_wor
 
 
 @pytest.mark.slow
+@pytest.mark.warm("torch")
 def test_torchrun_alone_starts_a_job_and_starts_it_again_when_a_rank_is_killed(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     script = tmp_path / "script.py"

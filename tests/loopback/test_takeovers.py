@@ -28,6 +28,7 @@ def takeovers() -> ModuleType:
     return module
 
 
+@pytest.mark.warm
 def test_no_step_is_lost_or_applied_twice_when_the_coordinator_is_killed(tmp_path: Path) -> None:
     measured, temporary = tmp_path / "measured.json", tmp_path / "temporary"
     temporary.mkdir()
