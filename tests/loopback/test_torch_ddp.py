@@ -25,7 +25,7 @@ from quicoll.torch import CanonicalHook  # noqa: E402 - likewise
 PROGRAM = Path(__file__).parents[1] / "helpers" / "torch_hook.py"
 LIMIT_S = 500
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.warm("torch")]
 
 
 def trained_by(directory: Path, backend: str, world: int, *options: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import pytest
 
 from quicoll.launch.supervisor import Supervisor
 
-pytestmark = [pytest.mark.loopback, pytest.mark.slow]
+pytestmark = [pytest.mark.loopback, pytest.mark.slow, pytest.mark.warm("torch")]
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

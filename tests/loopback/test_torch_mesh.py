@@ -20,6 +20,7 @@ LIMIT_S = 500
 
 
 @pytest.mark.slow
+@pytest.mark.warm("torch")
 def test_parallel_modules_on_a_mesh_of_the_job_train_in_its_steps_as_one_process_and_in_the_next_view_anew(
     tmp_path: Path,
 ) -> None:

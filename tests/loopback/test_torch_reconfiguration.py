@@ -205,6 +205,7 @@ def members_of(directory: Path, *names: str) -> dict[str, Any]:
     return {name: json.loads((directory / f"{name}.json").read_text()) for name in names if name != "2"}
 
 
+@pytest.mark.warm("torch")
 def test_those_who_are_left_go_on_without_the_one_that_was_killed(tmp_path: Path) -> None:
     found = members_of(tmp_path, "0", "1", "2")
     for said in found.values():
@@ -216,6 +217,7 @@ def test_those_who_are_left_go_on_without_the_one_that_was_killed(tmp_path: Path
 
 
 @native
+@pytest.mark.warm("torch")
 def test_a_new_process_takes_the_place_of_the_one_that_was_killed(tmp_path: Path) -> None:
     found = members_of(tmp_path, "0", "1", "2", "3")
     for said in found.values():
