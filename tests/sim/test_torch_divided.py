@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from depth import some
 from torch import nn
 from torch.nn import functional
 
@@ -204,9 +206,7 @@ def trained(
     return ended
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, MIXED])
-@pytest.mark.parametrize("clip", [0.0, 0.05])
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(("name", "clip", "dtype"), some(product(OPTIMIZERS, [0.0, 0.05], [torch.float32, MIXED]), 3))
 def test_the_bits_are_those_of_the_undivided_optimizer_on_any_number_of_ranks(
     name: str, clip: float, dtype: torch.dtype
 ) -> None:
