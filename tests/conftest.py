@@ -65,10 +65,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             raise pytest.UsageError(f"{item.nodeid} is not quick, and no word of its file says so: {NOT_QUICK}")
 
 
+# While thousands of tests are made, and nothing but them, there is next to no garbage to look for.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    gc.disable()
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
     """Thousands of tests stay to the end: no collection of garbage need look at them again."""
     gc.freeze()
+    gc.enable()
 
 
 # The process that warm tests are forked from.
