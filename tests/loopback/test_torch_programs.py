@@ -44,12 +44,14 @@ def test_a_program_of_torchs_runs_as_it_is(tmp_path: Path) -> None:
     assert len(held) > 10
 
 
+@pytest.mark.warm("torch")
 def test_a_killed_rank_is_started_again_and_the_bits_are_the_same(tmp_path: Path) -> None:
     launched = torchrun("--max-restarts=1", HELPERS / "torch_restart.py", tmp_path)
     assert launched.returncode == 0, launched.stderr[-5000:]
     assert json.loads((tmp_path / "done.json").read_text()) == {"attempt": "1", "from": 3, "equal": True}
 
 
+@pytest.mark.warm("torch")
 def test_all_who_are_left_are_told_who_was_lost(tmp_path: Path) -> None:
     ranks = [
         subprocess.Popen(
@@ -75,6 +77,7 @@ def read_by(program: Path, directory: Path, ranks: int) -> tuple[str, set[str]]:
     return launched.stdout, set(re.findall(r"digest (\w{16})", launched.stdout))
 
 
+@pytest.mark.warm("torch")
 def test_a_transformer_on_real_text_has_the_bits_of_one_process_though_one_of_two_is_killed(tmp_path: Path) -> None:
     example = ROOT / "examples" / "torchrun_ddp.py"
     _, alone = read_by(example, tmp_path / "one", 1)
@@ -98,6 +101,7 @@ def sharded_by(directory: Path, how: str) -> tuple[dict[str, int], dict[str, Any
     return json.loads((directory / "calls.json").read_text()), torch.load(directory / "model.pt")
 
 
+@pytest.mark.warm("torch")
 def test_shards_of_a_model_over_gloo_are_carried(tmp_path: Path) -> None:
     none, plain = sharded_by(tmp_path / "plain", "plain")
     calls, carried = sharded_by(tmp_path / "carried", "carried")
@@ -108,6 +112,7 @@ def test_shards_of_a_model_over_gloo_are_carried(tmp_path: Path) -> None:
     assert all(torch.equal(carried[name], plain[name]) for name in plain)
 
 
+@pytest.mark.warm("torch")
 def test_layers_divided_among_two_pairs_train_as_one_process_does() -> None:
     command = [
         sys.executable,
