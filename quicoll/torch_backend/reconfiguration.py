@@ -140,7 +140,8 @@ class Reconfigurable(Methods):
             self._owner, self._session = False, shared
             group = shared.subgroup(list(options.global_ranks_in_group), options.group_id)
         else:
-            demand_shared(options.store, self._own_size)
+            if not own_job:  # of such a group the ranks may be threads of one process
+                demand_shared(options.store, self._own_size)
             self._session = open_session(
                 PrefixStore("quicoll", options.store),
                 rank=self._own_rank,
