@@ -13,8 +13,12 @@ the machine may need, and a thread that computes may have to give Python's lock 
     found       what was asked for came: credit grows by `FOUND_NS`. So where a fifth of the looks at most is in vain
                 there is always a next one, and where more are it is by what time has saved up
     in vain     what it took is taken off the credit, which may leave it below zero
+    in the way  one question took longer than `QUESTION_NS`: somebody else had this processor meanwhile, perhaps the
+                peer whose answer is awaited. The look ends and counts as a whole one in vain: who sleeps may be put on
+                another processor when he wakes, who looks stays. Without this rule two ranks that had come to one of
+                two processors stayed there, each in the way of the other, and took twice the time
 
-Invariants: a look begins only with credit for a whole one; it ends after `LOOK_NS`, or one question later; looks in
+Invariants: a look begins only with credit for a whole one; it ends after `LOOK_NS` and one question; looks in
 vain take at most T / PART + MOST_NS of any time T, and FOUND_NS for each look that found something, and what the last
 one took longer than it should. Where there is one processor nobody looks: it is what the awaited one needs.
 """
@@ -29,9 +33,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["FOUND_NS", "LOOK_NS", "MOST_NS", "PART", "LookingSelector", "Looks", "processors"]
+__all__ = ["FOUND_NS", "LOOK_NS", "MOST_NS", "PART", "QUESTION_NS", "LookingSelector", "Looks", "processors"]
 
 LOOK_NS = 120_000  # a peer's answer to what was just sent takes about as long where both have nothing else to do
+QUESTION_NS = 30_000  # one takes three to five microseconds
 FOUND_NS = LOOK_NS // 4
 PART = 100
 MOST_NS = 5 * LOOK_NS
@@ -100,8 +105,12 @@ class LookingSelector(selectors.DefaultSelector):
             if ready:
                 self._looks.found()
                 return ready
-            now = self._clock()
-        self._looks.in_vain(now - began)
+            before, now = now, self._clock()
+            if now - before > QUESTION_NS:
+                self._looks.in_vain(LOOK_NS)
+                break
+        else:
+            self._looks.in_vain(now - began)
         return super().select(None if timeout is None else max(0.0, timeout - (now - began) / 1e9))
 
 

@@ -9,17 +9,17 @@ from collections.abc import Iterator
 import pytest
 
 from quicoll.engine import looking
-from quicoll.engine.looking import FOUND_NS, LOOK_NS, MOST_NS, PART, LookingSelector, Looks
+from quicoll.engine.looking import FOUND_NS, LOOK_NS, MOST_NS, PART, QUESTION_NS, LookingSelector, Looks
 
 
 class Clock:
-    """Each question takes a fifth of a look."""
+    """Each question takes as long as it may."""
 
     def __init__(self) -> None:
         self.now_ns = 1_000
 
     def __call__(self) -> int:
-        self.now_ns += LOOK_NS // 5
+        self.now_ns += QUESTION_NS
         return self.now_ns
 
 
@@ -75,6 +75,20 @@ def test_a_look_in_vain_is_part_of_the_time_that_it_waits(
     assert asked[-1] == pytest.approx(1.0 - LOOK_NS / 1e9)
     assert selector.select(None) == []
     assert asked[-1] is None
+
+
+def test_who_is_in_the_way_of_others_sleeps(
+    pair: tuple[LookingSelector, socket.socket, list[float | None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    selector, _, asked = pair
+    monkeypatch.setattr(looking, "QUESTION_NS", QUESTION_NS - 1)
+    for _ in range(MOST_NS // LOOK_NS):
+        asked.clear()
+        selector.select(None)
+        assert asked == [0, 0, None]
+    asked.clear()
+    selector.select(None)
+    assert asked == [0, None]  # each has counted as a whole look in vain
 
 
 @pytest.mark.parametrize("timeout", [-1.0, 0.0, LOOK_NS / 2e9])
