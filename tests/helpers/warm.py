@@ -183,7 +183,12 @@ def fork() -> int:
     with warnings.catch_warnings():
         # That a thread may hold a lock. Those of a worker of pytest and of a test wait for something from outside.
         warnings.simplefilter("ignore", DeprecationWarning)
-        return os.fork()
+        pid = os.fork()
+    if not pid and "torch" in sys.modules:
+        # A child makes torch's pool of threads anew when torch is first asked for something; two threads that ask
+        # at once get an internal error.
+        sys.modules["torch"].set_num_threads(1)
+    return pid
 
 
 def keep_warm(orders: socket.socket, items: Sequence[pytest.Item], reports: Path) -> NoReturn:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,29 @@ def test_what_it_starts_is_forked_as_well() -> None:
     forked, started = both("-c", outer)
     for done, so in ((forked, "True"), (started, "False")):
         assert sorted(done.stdout.split()) == sorted([done.stdout.split()[0]] * 2 + [so]), done.stdout
+
+
+# Begun at once, as the ranks of a cluster in one process do; torch then makes what a fork has left it without.
+THREADS = """
+import sys, threading, torch
+
+forked, begin = "pytest" in sys.modules, threading.Barrier(4)
+
+def sort():
+    begin.wait()
+    torch.sort(torch.ones(2000, 64), dim=1, descending=True, stable=True)
+    print(forked)
+
+for thread in [threading.Thread(target=sort) for _ in range(4)]:
+    thread.start()
+"""
+
+
+@pytest.mark.warm("torch")
+@pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+def test_torch_computes_in_several_threads_of_a_program() -> None:
+    for done, forked in zip(both("-c", THREADS), ("True", "False"), strict=True):
+        assert (done.stdout.split(), done.stderr) == ([forked] * 4, "")
 
 
 def call(*words: str, **others: Any) -> dict[str, Any]:
