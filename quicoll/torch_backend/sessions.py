@@ -23,7 +23,8 @@ Failure cases: a rank does not come: PeerError names rank 0, or at rank 0 whoeve
 start. If a rank was started for another number of ranks, the error adds that. With a coordinator from the settings
 there may be other members: LocalError if this rank does not get torch's number in a view of all ranks in that time. A
 rank that the world does not have: LocalError at once; so is a store that other processes cannot see (HashStore), where
-torch makes a group, as a process has one rank of it. Members of `reconfigure` may be threads of one process.
+torch makes a group, as a process has one rank of it. Members of `reconfigure`, and of a group that torch knows nothing
+of (`group_at`), may be threads of one process.
 
 Silence. A thread of a torch program may hold the interpreter's lock for seconds in one piece, in C: a large library is
 loaded, CUDA begins, a large object is pickled, a collector walks a large heap. The engine's thread has no turn then, so
