@@ -15,6 +15,7 @@ is made; a version of torch that has not one of them, or cannot be asked for its
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -29,12 +30,17 @@ log = logging.getLogger("quicoll")
 
 _LIBRARY = "_c10d_functional"
 _libraries: list[Any] = []  # what is registered ends with its library
+_once = threading.Lock()  # threads may make groups at the same time, and each needs the operations when it has its own
 
 
 def supply_operations() -> None:
     """Put ours in the place of torch's, once for a process."""
-    if _libraries:
-        return
+    with _once:
+        if not _libraries:
+            _supply()
+
+
+def _supply() -> None:
     known: Any = torch.library  # its functions have no types
     library = known.Library(_LIBRARY, "IMPL")
     _libraries.append(library)
