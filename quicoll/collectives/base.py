@@ -63,19 +63,20 @@ class PreparedCalls:
     def __len__(self) -> int:
         return len(self._known)
 
-    def get(self, key: tuple[Any, ...], prepare: Callable[[], T]) -> T:
+    def get(self, key: tuple[Any, ...], prepare: Callable[..., T], *given: Any) -> T:
         """Return what is kept under a key, or else what `prepare` gives, which is kept from then on.
 
         Args:
             key: Everything that the answer follows from. One that cannot be a key is not kept.
             prepare: Makes it; what it raises is raised.
+            given: What it is called with.
         """
         try:
             found: T | None = self._known.get(key)
         except TypeError:  # something that no option can be; preparing says what is wrong with it
-            return prepare()
+            return prepare(*given)
         if found is None:
-            found = prepare()
+            found = prepare(*given)
             self._known[key] = found
             while len(self._known) > self._most:
                 with contextlib.suppress(KeyError):  # another thread has taken the last one out

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import xxhash
 
@@ -35,14 +35,12 @@ from quicoll.numerics.overlap import meet
 if TYPE_CHECKING:
     from quicoll.audit.recorder import Auditor, PendingEntry
     from quicoll.collectives.base import GroupView
-    from quicoll.collectives.operation import Operation
+    from quicoll.collectives.operation import Numbered, Operation
     from quicoll.config import Config
     from quicoll.engine.communicator import Ended
     from quicoll.engine.engine import Engine
     from quicoll.engine.runtime import Cancellable, Gathering, Runtime, Start
     from quicoll.membership.view import View
-
-    Numbered: TypeAlias = asyncio.Future[int] | concurrent.futures.Future[int]
 
 __all__ = ["CallContext", "Pending"]
 
@@ -84,12 +82,6 @@ class Pending(Generic[T]):
         self._result: T = _NOTHING
         self.operation = operation
         self.released: concurrent.futures.Future[None] | None = None
-
-    @property
-    def failed(self) -> bool:
-        """Whether the operation has ended without a result."""
-        future = self.future
-        return future.done() and (future.cancelled() or future.exception() is not None)
 
     def block(self, timeout: float | None) -> bool:
         """Block this thread until the operation has ended, or `timeout` seconds have passed. Return whether it has.
@@ -158,7 +150,9 @@ class CallContext:
         # Of the open step, by order of issue. One leaves when its result is taken: nothing else keeps results.
         self._issued: dict[int, Pending[Any]] = {}
         # Whose tensors are in use, by order of issue: until the result is taken, or nobody holds the operation.
-        self._in_use: dict[int, tuple[weakref.ref[Operation[Any]], weakref.ref[Pending[Any]]]] = {}
+        self._in_use: dict[int, _User] = {}
+        self._writers: dict[int, _User] = {}  # those of them that write to their `out` while they are under way
+        self._gone = _forgetting(self._in_use, self._writers)
         self._unsettled: deque[Pending[Any]] = deque()  # audited ones of threads, which no event loop settles
         self._count = 0
 
@@ -259,7 +253,8 @@ class CallContext:
         within = self.config.timeout if timeout is None else seconds(timeout)
         call, here, group = operation.call(), operation.here, operation.group_id
         with self.lock:
-            self._separate(operation)
+            if self._writers or operation.in_place:
+                self._separate(operation)
             step, auditor = self.step, self.auditor
             if step is not None and operation.shared and is_derived(group):
                 if group not in self._voted_groups and len(self._voted_groups) == MAX_GROUPS:
@@ -276,16 +271,20 @@ class CallContext:
             self._count += 1
             pending = Pending(self, operation, number, step, entry)
             start: Start = partial(self.engine.collective, here.view_id, call, group=group, timeout=within, step=step)
-            if operation.in_place:
+            in_place = operation.in_place
+            if in_place:
                 pending.released = concurrent.futures.Future()
                 start = partial(_releasing, start, pending.released)
             try:
-                pending.future = begin(start, self.engine.endpoint)
+                pending.future = operation.answer = begin(start, self.engine.endpoint)
             except BaseException:
                 if entry is not None and auditor is not None:
                     auditor.over(entry)
                 raise
-            self._use(number, operation, pending)
+            user = self._in_use[number] = _User(operation, self._gone)
+            user.number = number
+            if in_place:
+                self._writers[number] = user
             if step is not None:
                 self._issued[number] = pending
         return pending
@@ -324,12 +323,9 @@ class CallContext:
         It is settled by what the program has awaited and not by what has ended meanwhile, so it is the same on every
         rank. Raises LocalError for a tensor that an earlier operation writes.
         """
-        writes: list[Operation[Any]] = []
-        others: list[Operation[Any]] = []
-        for owner, handle in list(self._in_use.values()):
-            other, pending = owner(), handle()
-            if other is not None and not (pending is not None and pending.failed):
-                (writes if other.in_place else others).append(other)
+        using = [(number, other) for number, user in list(self._in_use.items()) if (other := user()) is not None]
+        others = [(number, other) for number, other in using if not other.failed]
+        writes = [other for number, other in others if number in self._writers]
         if not (writes or operation.in_place):
             return
         mine = operation.reaches()
@@ -341,15 +337,8 @@ class CallContext:
                 )
         if operation.in_place:
             out = [reach(operation.given[-1])]
-            if any(meet(out, other.reaches()) for other in (*writes, *others)):
+            if any(meet(out, other.reaches()) for _, other in others):
                 operation.step_aside()
-
-    def _use(self, number: int, operation: Operation[Any], pending: Pending[Any]) -> None:
-        gone = partial(self._disuse, number)
-        self._in_use[number] = weakref.ref(operation, gone), weakref.ref(pending)
-
-    def _disuse(self, number: int, _: object = None) -> None:
-        self._in_use.pop(number, None)
 
     # -- what has ended ------------------------------------------------------------------------------------------
 
@@ -366,7 +355,8 @@ class CallContext:
     def forget(self, number: int) -> None:
         """Drop an operation: its result has been taken."""
         self._issued.pop(number, None)
-        self._disuse(number)
+        self._in_use.pop(number, None)
+        self._writers.pop(number, None)
 
     def record(self, group: int, seq: int, result: bytes) -> None:
         """Note the digest of a result that has to be equal on all ranks, for the vote of the open step."""
@@ -412,6 +402,24 @@ class CallContext:
             self._unsettled.clear()
             if self.auditor is not None:
                 self.auditor.close()
+
+
+class _User(weakref.ref["Operation[Any]"]):
+    """An operation whose tensors are in use, as long as somebody holds it. number: by order of issue."""
+
+    __slots__ = ("number",)
+
+    number: int
+
+
+def _forgetting(*users: dict[int, _User]) -> Callable[[_User], None]:
+    """Return what takes an operation out that nobody holds any more; it may be called in the middle of anything."""
+
+    def gone(user: _User) -> None:
+        for each in users:
+            each.pop(user.number, None)
+
+    return gone
 
 
 def _releasing(start: Start, released: concurrent.futures.Future[None], ended: Ended) -> Cancellable | None:

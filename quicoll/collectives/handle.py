@@ -48,7 +48,6 @@ class Handle(Generic[T]):
 
     def __init__(self, pending: Pending[T]) -> None:
         self.pending = pending
-        pending.future.add_done_callback(_seen)
 
     def __await__(self) -> Generator[Any, None, T]:
         return self._wait().__await__()
@@ -129,10 +128,3 @@ class BlockingHandle(Generic[T]):
             raise pending.cancelled()
         pending.future.result()
         return pending.take()
-
-
-def _seen(future: Any) -> None:
-    """Look at a failure that nobody may ever await, so that asyncio does not report it: it broke the view, and the next
-    operation raises it."""
-    if not future.cancelled():
-        future.exception()

@@ -74,7 +74,7 @@ class Broadcast(Movement[Any]):
         self.root = root = here.checked("root", root)
         self.gives = here.rank == root
         self.planned, self.settled, self.signature = here.prepared.get(
-            ("broadcast", like.dtype, like.shapes, like.many, root, algorithm), lambda: self._prepare(algorithm)
+            ("broadcast", like.dtype, like.shapes, like.many, root, algorithm), self._prepare, algorithm
         )
         self.measures = self.settled is None
         self.target = results(out, like)

@@ -10,8 +10,10 @@ Who issues an operation, from which thread, and how its end is waited for, is no
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from quicoll.audit.recorder import IssuedCall
 from quicoll.collectives.shards import Leaves
@@ -27,9 +29,11 @@ if TYPE_CHECKING:
     from quicoll.numerics.dtypes import Array
     from quicoll.numerics.overlap import Reach
 
-__all__ = ["Operation", "flattened"]
+__all__ = ["Numbered", "Operation", "flattened"]
 
 T = TypeVar("T")
+
+Numbered: TypeAlias = asyncio.Future[int] | concurrent.futures.Future[int]
 
 
 class Operation(Generic[T]):
@@ -47,6 +51,7 @@ class Operation(Generic[T]):
     holds = True  # whether this rank gets a result
     # The caller's tensors, inputs and `out`; of a list or leaves each, None where there is none.
     given: tuple[Any, ...] = ()
+    answer: Numbered | None = None  # from when it was issued: the future of its number in its group
 
     def __init__(self, here: GroupView) -> None:
         self.here = here
@@ -62,6 +67,12 @@ class Operation(Generic[T]):
     def bits(self) -> Array:
         """Return the result as flat memory; asked for only where this rank `holds` one."""
         raise NotImplementedError
+
+    @property
+    def failed(self) -> bool:
+        """Whether it has ended without a result."""
+        answer = self.answer
+        return answer is not None and answer.done() and (answer.cancelled() or answer.exception() is not None)
 
     @property
     def in_place(self) -> bool:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["AllReduce", "Reduce", "ReduceOrder", "ReduceScatter"]
 
 ReduceOrder: TypeAlias = Literal["canonical", "ring"]
+_Sizes: TypeAlias = "Callable[[Bundle, ElementFormat, int, tuple[Any, ...]], dict[str, Any]]"
 
 
 class _Prepared(NamedTuple):
@@ -67,18 +68,22 @@ class Reduction(Operation[Any]):
         wire: str | None = None,
         reduce_order: ReduceOrder = "canonical",
         more: tuple[Any, ...] = (),
-        sizes: Callable[[Bundle, ElementFormat], dict[str, Any]],
+        sizes: _Sizes,
     ) -> None:
-        """sizes: gives the planner's own arguments, which follow from the tensors, how they travel, and `more`."""
+        """sizes: gives the planner's own arguments, which follow from the tensors, how they travel, the world and
+        `more`."""
         self.here = here
         self.name = name
         self.x = x
-        self.leaves, self.like = _leaves(x)
-        like = self.like
-        self.total, self.first = here.world_size, here.rank
         if isinstance(x, Leaves):
-            self.total, self.first = x.shards.total, x.shards.first
-        total = self.total
+            self.leaves, like = _leaves(x)
+            total, self.first = x.shards.total, x.shards.first
+        else:
+            like = bundle(x)
+            self.leaves = [like]
+            total, self.first = len(here.ranks), here.rank
+        self.like = like
+        self.total = total
         self.prepared = prepared = here.prepared.get(
             (
                 name,
@@ -94,10 +99,8 @@ class Reduction(Operation[Any]):
                 wire,
                 more,
             ),
-            lambda: _prepare(
-                here, name, like, total, op, reduce_order, algorithm, precision, wire, exact=exact, sizes=sizes
-            ),
-        )
+            _prepare, here, name, like, total, op, reduce_order, algorithm, precision, wire, exact, more, sizes,
+        )  # fmt: skip
         if isinstance(x, Leaves):
             _demand_own(here, x.shards)
         self.signature = prepared.signature
@@ -217,7 +220,7 @@ class Reduce(Reduction):
             precision,
             exact=exact,
             more=(root,),
-            sizes=lambda like, how: {"root": root, "elements": like.elements},
+            sizes=_rooted_elements,
         )
         self.holds = here.rank == self.root
         out = out if self.holds else None
@@ -250,7 +253,7 @@ class ReduceScatter(Reduction):
             precision,
             exact=exact,
             more=(rows,),
-            sizes=lambda like, how: _divided_elements(like, rows, here.world_size),
+            sizes=_divided_elements,
         )
         like = self.like
         (shape,) = like.shapes
@@ -266,11 +269,8 @@ def nothing_like(like: Bundle) -> Results:
     return results(None, Bundle(like.sources[:1], many=False), (0,))
 
 
-def _leaves(x: Any) -> tuple[list[Bundle], Bundle]:
+def _leaves(x: Leaves[Any]) -> tuple[list[Bundle], Bundle]:
     """The leaves of this rank, and what all of them are like. Raises LocalError where they differ."""
-    if not isinstance(x, Leaves):
-        like = bundle(x)
-        return [like], like
     leaves = [bundle(value) for value in x.values]
     like = leaves[0] if leaves else bundle(x.like)
     for other in leaves[1:]:
@@ -294,19 +294,25 @@ def _demand_own(here: GroupView, shards: Shards) -> None:
         )
 
 
-def _all_elements(like: Bundle, how: ElementFormat) -> dict[str, Any]:
+def _all_elements(like: Bundle, how: ElementFormat, world: int, more: tuple[Any, ...]) -> dict[str, Any]:
     if how.form is None:
         return {"elements": like.elements}
     return {"elements": how.elements(each.flat.size for each in like.sources)}
 
 
-def _divided_elements(like: Bundle, counts: tuple[int, ...] | None, world: int) -> dict[str, Any]:
+def _rooted_elements(like: Bundle, how: ElementFormat, world: int, more: tuple[Any, ...]) -> dict[str, Any]:
+    (root,) = more
+    return {"root": root, "elements": like.elements}
+
+
+def _divided_elements(like: Bundle, how: ElementFormat, world: int, more: tuple[Any, ...]) -> dict[str, Any]:
     """Each rank's elements of a reduce_scatter. Raises LocalError for what has no rows, or not these."""
     if like.many:
         raise LocalError("reduce_scatter takes a tensor, not a list")
     (shape,) = like.shapes
     if not shape:
         raise LocalError("reduce_scatter divides rows; a 0-dim tensor has none")
+    (counts,) = more
     width = like.elements // shape[0] if shape[0] else 0
     return {"counts": tuple(count * width for count in rows_given(counts, shape[0], world))}
 
@@ -321,9 +327,9 @@ def _prepare(
     algorithm: str,
     precision: Precision,
     wire: str | None,
-    *,
     exact: bool,
-    sizes: Callable[[Bundle, ElementFormat], dict[str, Any]],
+    more: tuple[Any, ...],
+    sizes: _Sizes,
 ) -> _Prepared:
     """Check and plan a call. Raises LocalError for what cannot be asked for, or not be planned."""
     require_algorithm(name, algorithm)
@@ -339,7 +345,7 @@ def _prepare(
     precision = "exact" if exact else precision
     parsed = ReduceOp.parse(op)
     how = element_format(like.dtype, parsed, leaves=leaves, precision=precision, wire=wire)
-    given = sizes(like, how)
+    given = sizes(like, how, here.world_size, more)
     schedule = reduction(
         name, how, world=here.world_size, sizes=given, leaves=leaves, sites=here.sites, chunk_bytes=here.chunk_bytes
     )

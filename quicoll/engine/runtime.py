@@ -33,7 +33,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -97,10 +97,12 @@ class ThreadRuntime:
         self._closed = self._stopping = False
         self._calls: dict[_Answer, None] = {}
         self._queue: deque[tuple[_Answer, _Begin, Gathering | None]] = deque()  # called, and not begun
+        self._asked = False  # whether the thread has been asked to begin what is queued, and has not yet looked
         self._watching: asyncio.AbstractEventLoop | None = None  # the caller's loop on which the questions are asked
         self._ended: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._thread = threading.Thread(target=self._run, name=f"quicoll-{name}", daemon=True)
         self._thread.start()
+        self._ident = self._thread.ident
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
@@ -134,26 +136,22 @@ class ThreadRuntime:
     def call(self, work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
         """Run `work` on the engine's loop, for a caller on an event loop."""
         try:
-            answer: _LoopAnswer[T] = self._loop_answer()
+            answer: _LoopAnswer[T] = _LoopAnswer(self, _running_loop())
             self._cross(answer, partial(self._run_task, work), None)
         except LocalError:
             work.close()
             raise
-        self._watch()
+        self._watch(answer.get_loop())
         return answer
 
     def begin(self, start: Start, sender: Gathering) -> asyncio.Future[int]:
         """Begin an operation on the engine's loop, for a caller on an event loop."""
-        answer: _LoopAnswer[int] = self._loop_answer()
+        loop = _running_loop()
+        answer: _OperationAnswer = _OperationAnswer(self, loop)
         self._cross(answer, start, sender)
-        self._watch()
+        if self._watching is not loop:
+            self._watch(loop)
         return answer
-
-    def _loop_answer(self) -> _LoopAnswer[Any]:
-        try:
-            return _LoopAnswer(self, asyncio.get_running_loop())
-        except RuntimeError:
-            raise LocalError("no event loop is running here; use quicoll.blocking in synchronous code") from None
 
     def submit(self, start: Start, sender: Gathering) -> concurrent.futures.Future[int]:
         """Begin an operation, for any thread but the engine's. `wait` for what this gives: that has an end."""
@@ -171,8 +169,11 @@ class ThreadRuntime:
                     else:
                         self._calls[answer] = None
                         self._queue.append((answer, start, sender))
-                        self.loop.call_soon_threadsafe(self._begin_queued)
+                        if not self._asked:
+                            self._asked = True
+                            self.loop.call_soon_threadsafe(self._begin_queued)
             except BaseException:  # of a signal handler: the caller gets no future that it could cancel
+                self._asked = False  # perhaps the thread has not heard
                 answer.cancel()
                 raise
         if refused:
@@ -203,15 +204,16 @@ class ThreadRuntime:
     def _refusal(self) -> str:
         if os.getpid() != self._pid:
             return "this process is a fork of the one that joined, whose engine it does not have; join in the child"
-        if threading.current_thread() is self._thread:
+        if threading.get_ident() == self._ident:
             return "called from the engine's own thread"
         return ""
 
     def _begin_queued(self) -> None:
         """Begin what has been called up to now, in order; what it has to send goes together, in this turn of the loop.
 
-        Each call asks for this, and mostly the first of some that came together has done it for all.
+        The first of some that come together asks for this.
         """
+        self._asked = False  # first: what is queued from here on asks again
         senders: dict[Gathering, None] = {}
         while self._queue:
             answer, start, sender = self._queue.popleft()
@@ -268,8 +270,7 @@ class ThreadRuntime:
 
     # -- is the thread blocked? ----------------------------------------------------------------------------------
 
-    def _watch(self) -> None:
-        loop = asyncio.get_running_loop()
+    def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._watching is not loop:
             self._watching = loop
             signs = _Signs(self)
@@ -311,6 +312,13 @@ class ThreadRuntime:
         if not ended.done():
             raise LocalError(f"the engine's thread does not end: it is blocked{self._whereabouts()}", usable=False)
         self._thread.join()
+
+
+def _running_loop() -> asyncio.AbstractEventLoop:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        raise LocalError("no event loop is running here; use quicoll.blocking in synchronous code") from None
 
 
 def _loop_runs() -> bool:
@@ -365,11 +373,12 @@ class _LoopAnswer(asyncio.Future[T]):
     comes: it is the loop that calls. A caller that cancels is in the middle of something; so then it is the next turn.
     """
 
+    begun: Cancellable | None = None
+    _heard: Sequence[tuple[Callable[[Any], object], contextvars.Context]] = ()
+
     def __init__(self, runtime: ThreadRuntime, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop=loop)
         self._runtime = runtime
-        self._heard: list[tuple[Callable[[Any], object], contextvars.Context]] = []
-        self.begun: Cancellable | None = None
 
     def add_done_callback(
         self, callback: Callable[[Any], object], /, *, context: contextvars.Context | None = None
@@ -377,7 +386,7 @@ class _LoopAnswer(asyncio.Future[T]):
         if self.done():
             super().add_done_callback(callback, context=context)
         else:
-            self._heard.append((callback, contextvars.copy_context() if context is None else context))
+            self._heard = *self._heard, (callback, contextvars.copy_context() if context is None else context)
 
     def remove_done_callback(self, callback: Callable[[Any], object], /) -> int:
         before, self._heard = self._heard, [each for each in self._heard if each[0] != callback]
@@ -386,7 +395,7 @@ class _LoopAnswer(asyncio.Future[T]):
     def cancel(self, msg: Any | None = None) -> bool:
         if not super().cancel(msg):
             return False
-        heard, self._heard = self._heard, []
+        heard, self._heard = self._heard, ()
         for callback, context in heard:
             self.get_loop().call_soon(callback, self, context=context)
         self._runtime.withdraw(self)
@@ -403,13 +412,22 @@ class _LoopAnswer(asyncio.Future[T]):
             self.set_exception(error)
         else:
             self.set_result(value)
-        heard, self._heard = self._heard, []
+        heard, self._heard = self._heard, ()
         for callback, context in heard:
             try:
                 context.run(callback, self)
             except Exception as raised:  # of one callback, which is no affair of the next
                 about = {"message": f"{callback!r} raised", "exception": raised, "future": self}
                 self.get_loop().call_exception_handler(about)
+
+
+class _OperationAnswer(_LoopAnswer[int]):
+    """Of an operation, whose failure nobody need ever look at: it breaks the view, and the next operation raises it."""
+
+    def _settle(self, value: Any, error: BaseException | None) -> None:
+        super()._settle(value, error)
+        if error is not None and not self.cancelled():
+            self.exception()  # looked at, so that asyncio does not report it
 
 
 class _ThreadAnswer(concurrent.futures.Future[T]):
@@ -462,6 +480,7 @@ class _InlineAnswer(asyncio.Future[T]):
             super().cancel()
         elif error is not None:
             self.set_exception(error)
+            self.exception()  # as of an _OperationAnswer
         else:
             self.set_result(value)
 

@@ -6,7 +6,8 @@ bytearray, memoryview, ctypes, ...); results for it are numpy arrays, unless it 
 
 - `source`: none for contiguous memory in C order (transposed, sliced, conjugated or negated views are copied once;
   tensors on a CUDA device are copied once, to the host);
-- `allocate`: none; the collective writes into the memory that the caller gets (for a CUDA device one, as below);
+- `allocate`: none; the collective writes into the memory that the caller gets (for a CUDA device one, as below), which
+  is an array's or a tensor's from when the caller takes it (`Fresh`);
 - `destination`: one, in `Destination.commit`. A collective works in a buffer of its own, so that one that is
   aborted leaves the caller's `out` as it was. None where it may be written meanwhile (`apart_from` says what may not),
   and is large, contiguous and shares no memory with what may not: then results come straight into it.
@@ -40,6 +41,7 @@ __all__ = [
     "IN_PLACE_BYTES",
     "ArrayKind",
     "Destination",
+    "Fresh",
     "Source",
     "allocate",
     "argument",
@@ -62,9 +64,9 @@ ArrayKind: TypeAlias = Literal["numpy", "torch"]
 IN_PLACE_BYTES = 1 << 20
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)  # not frozen: one is made in each call, and would take four times as long
 class Source:
-    """A tensor that a caller passed in, to be read.
+    """A tensor that a caller passed in, to be read. Nobody changes one.
 
     Attributes:
         flat: 1-D, C order, of dtype.storage, not writable; the caller's own memory unless `copied`.
@@ -89,18 +91,63 @@ class Source:
         return self.flat.nbytes
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Destination:
-    """Memory for one result.
+class Fresh:
+    """Memory for one result that the caller gets: an array or a tensor in it, made when it is taken.
 
     Attributes:
-        value: What the caller gets: an array or a tensor, or the `out` that was passed.
-        place: An array or a tensor in the value's memory; mostly the value itself.
-        flat: 1-D, writable, of dtype.storage: the value's own memory if it is fresh, else a buffer beside it.
+        flat: 1-D, writable, of dtype.storage.
         dtype: The element type.
         shape: Of the value.
         kind: "numpy" or "torch".
-        fresh: Whether the value was made here.
+    """
+
+    __slots__ = ("_made", "_native", "dtype", "flat", "kind", "shape")
+
+    in_place = False  # as of a Destination
+
+    def __init__(self, flat: Array, like: Source, shape: tuple[int, ...]) -> None:
+        self.flat = flat
+        self.dtype = like.dtype
+        self.shape = shape
+        self.kind = like.kind
+        self._native = like.native
+        self._made: Any = None
+
+    @property
+    def value(self) -> Any:
+        """What the caller gets; the same each time."""
+        if self._made is None:
+            self._made = _shaped(self.flat, self._native, self.shape, self.kind)
+        return self._made
+
+    @property
+    def place(self) -> Any:
+        """As of a Destination."""
+        return self.value
+
+    def aside(self) -> Fresh:
+        """Return itself: there is no `out` to leave alone."""
+        return self
+
+    def commit(self, flat: Array | None = None) -> Any:
+        """Give the finished result; see `Destination.commit`."""
+        if flat is not None and flat is not self.flat:
+            _demand_fit(flat, self.flat, self.dtype)
+            np.copyto(self.flat, flat)
+        return self.value
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Destination:
+    """Memory for one result that goes to a place which is there already.
+
+    Attributes:
+        value: What the caller gets: the `out` that was passed, or a new tensor on a CUDA device.
+        place: An array or a tensor in the value's memory; mostly the value itself.
+        flat: 1-D, writable, of dtype.storage: a buffer beside the value, unless `in_place`.
+        dtype: The element type.
+        shape: Of the value.
+        kind: "numpy" or "torch".
         in_place: Whether `flat` is the memory of an `out` that was passed.
     """
 
@@ -110,7 +157,6 @@ class Destination:
     dtype: DType
     shape: tuple[int, ...]
     kind: ArrayKind
-    fresh: bool
     in_place: bool = False
 
     def aside(self) -> Destination:
@@ -120,8 +166,7 @@ class Destination:
     def commit(self, flat: Array | None = None) -> Any:
         """Write the finished result into `value`.
 
-        Nothing is copied if the value is fresh and the result is in place. Autograd sees the write as any other
-        in-place change.
+        Nothing is copied if the result is in place. Autograd sees the write as any other in-place change.
 
         Args:
             flat: The result where it is not in `self.flat`: 1-D, of dtype.storage.
@@ -131,14 +176,10 @@ class Destination:
             LocalError: `value` cannot be written any more: its owner has resized it or made it read-only.
         """
         result = self.flat if flat is None else flat
-        if result.shape != self.flat.shape or result.dtype != self.dtype.storage:
-            raise LocalError(
-                f"a result of {result.size} {result.dtype} does not fit {self.flat.size} {self.dtype.storage}"
-            )
-        if (self.fresh or self.in_place) and result is not self.flat:
-            np.copyto(self.flat, result)
-        if self.fresh:
-            return self.value
+        if result is not self.flat:
+            _demand_fit(result, self.flat, self.dtype)
+            if self.in_place:
+                np.copyto(self.flat, result)
         try:
             if self.in_place:
                 _demand_place(self.place, self.flat)
@@ -149,6 +190,11 @@ class Destination:
         except (ValueError, TypeError, RuntimeError) as error:
             raise LocalError(f"out was changed while the operation was under way: {error}") from error
         return self.value
+
+
+def _demand_fit(result: Array, flat: Array, dtype: DType) -> None:
+    if result.shape != flat.shape or result.dtype != dtype.storage:
+        raise LocalError(f"a result of {result.size} {result.dtype} does not fit {flat.size} {dtype.storage}")
 
 
 def source(value: Any) -> Source:
@@ -166,7 +212,9 @@ def source(value: Any) -> Source:
         LocalError: It has no memory of numbers, or another device, layout, byte order or dtype. Says what to pass
             instead.
     """
-    torch = _torch()
+    if type(value) is np.ndarray:  # mostly, and faster asked than the rest
+        return _from_numpy(value)
+    torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         return _from_torch(value)
     array = _as_array(value)
@@ -187,7 +235,7 @@ def argument(value: Any) -> Source:
     Raises:
         LocalError: As for `source`; or it requires grad and autograd records what is done.
     """
-    if _recorded(value):
+    if type(value) is not np.ndarray and _recorded(value):
         raise LocalError(
             "the tensor requires grad, and no gradient goes through an operation; pass x.detach(), or make the call "
             "under torch.no_grad()"
@@ -201,20 +249,27 @@ def detached(value: Any) -> Any:
     return value.detach() if torch is not None and isinstance(value, torch.Tensor) else value
 
 
-def allocate(like: Source, shape: tuple[int, ...] | None = None) -> Destination:
-    """Make a new array or tensor, uninitialised.
+def allocate(like: Source, shape: tuple[int, ...] | None = None) -> Fresh | Destination:
+    """Take memory for a new array or tensor, uninitialised.
 
     Args:
         like: Its kind and dtype count.
         shape: None: that of `like`.
     Returns:
-        A fresh destination.
+        The memory, and with it the array or tensor to be.
     Raises:
         LocalError: There is no memory for it.
     """
-    shape = like.shape if shape is None else shape
+    if shape is None:
+        shape, size = like.shape, like.flat.size
+    else:
+        size = math.prod(shape)
     try:
-        return _allocate(like, shape)
+        flat = np.empty(size, like.dtype.storage)
+        if like.device is None:
+            return Fresh(flat, like, shape)
+        value = _torch().empty(shape, dtype=like.native, device=like.device)
+        return Destination(value, value, flat, like.dtype, shape, like.kind)
     except (MemoryError, ValueError, RuntimeError) as error:  # the last is torch's
         raise LocalError(f"there is no memory for a result {shape} of {like.dtype}: {error}") from error
 
@@ -238,20 +293,6 @@ def _flat(make: Callable[..., Array], size: int, dtype: DType) -> Array:
         return make(size, dtype.storage)
     except (MemoryError, ValueError) as error:
         raise LocalError(f"there is no memory for {size} elements of {dtype}: {error}") from error
-
-
-def _allocate(like: Source, shape: tuple[int, ...]) -> Destination:
-    if like.kind == "numpy":
-        value: Any = np.empty(shape, like.native)
-        flat = value.reshape(-1).view(like.dtype.storage)
-    elif like.device is None:
-        value = _torch().empty(shape, dtype=like.native, device="cpu")
-        flat = _flat_tensor(value)
-    else:
-        value = _torch().empty(shape, dtype=like.native, device=like.device)
-        flat = np.empty(math.prod(shape), like.dtype.storage)
-        return Destination(value, value, flat, like.dtype, shape, like.kind, fresh=False)
-    return Destination(value, value, flat, like.dtype, shape, like.kind, fresh=True)
 
 
 def destination(
@@ -300,8 +341,8 @@ def destination(
             raise LocalError(f"out has several elements in one place (strides {strides} bytes); pass a contiguous copy")
     flat = None if apart_from is None else _own_memory(place, kind, dtype)
     if flat is not None and not meet([reach_of(place)], [reach(value) for value in apart_from or ()]):
-        return Destination(out, place, flat, dtype, shape, kind, fresh=False, in_place=True)
-    return Destination(out, place, empty(math.prod(shape), dtype), dtype, shape, kind, fresh=False)
+        return Destination(out, place, flat, dtype, shape, kind, in_place=True)
+    return Destination(out, place, empty(math.prod(shape), dtype), dtype, shape, kind)
 
 
 def reach(value: Any) -> Reach:
@@ -340,7 +381,7 @@ def _demand_place(place: Any, flat: Array) -> None:
         place.reshape(-1)[:0].zero_()  # writes nothing, and counts as a change of the whole
 
 
-def require_apart(places: Sequence[Destination]) -> None:
+def require_apart(places: Sequence[Destination | Fresh]) -> None:
     """Raise LocalError where two of the destinations of one operation share memory: the later would win."""
     indices = [index for index, place in enumerate(places) if place.flat.size]
     pair = first_shared([places[index].place for index in indices])
@@ -412,14 +453,21 @@ def begun_digest(dtype: DType, shape: tuple[int, ...]) -> xxhash.xxh3_128:
 
 
 def _from_numpy(value: np.ndarray[Any, Any]) -> Source:
-    dtype = _numpy_dtype(value)
-    copied = not value.flags.c_contiguous
+    native = value.dtype
+    exact = type(value) is np.ndarray
+    dtype = _NATIVE.get(native) if exact else None  # of the others some are refused
+    if dtype is None:
+        dtype = _numpy_dtype(value)
+    plain = value if exact else np.asarray(value)
+    copied = not plain.flags.c_contiguous
     try:
-        flat = np.ascontiguousarray(value).reshape(-1).view(dtype.storage)
+        flat = (np.ascontiguousarray(plain) if copied else plain).reshape(-1)
     except MemoryError as error:
         raise LocalError(f"there is no memory for a contiguous copy of {value.shape} of {dtype}: {error}") from error
-    flat.flags.writeable = False
-    return Source(flat, dtype, value.shape, "numpy", value.dtype, copied)
+    if native is not dtype.storage:
+        flat = flat.view(dtype.storage)
+    flat.setflags(write=False)
+    return Source(flat, dtype, value.shape, "numpy", native, copied)
 
 
 def _as_array(value: Any) -> Array | None:
@@ -463,12 +511,16 @@ def _numpy_dtype(value: np.ndarray[Any, Any]) -> DType:
     return _native_dtype(value.dtype)
 
 
-@lru_cache(maxsize=64)  # numpy makes a name anew each time, of many parts
+# Those that have been looked at and are of this machine's order. numpy makes a name anew each time, of many parts.
+_NATIVE: dict[np.dtype[Any], DType] = {}
+
+
 def _native_dtype(dtype: np.dtype[Any]) -> DType:
     if not dtype.isnative:
         raise LocalError(f"dtype {dtype.str} is not in this machine's byte order; pass value.astype({dtype.name!r})")
     # ml_dtypes registers bfloat16 under this name; its module need not be known.
-    return DType.parse(dtype.name)
+    known = _NATIVE[dtype] = DType.parse(dtype.name)
+    return known
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -488,6 +540,27 @@ def _recorded(value: Any) -> bool:
 
 
 def _from_torch(value: Any) -> Source:
+    # Mostly it is plain memory on the host. Then numpy takes it as it is, which it does with nothing else: no other
+    # device or layout, nothing quantised, lazily conjugated or negated.
+    known = _TORCH.get(value.dtype)
+    if known is None:
+        return _from_any_torch(value)
+    read = value.detach() if value.requires_grad else value
+    if type(read) is not _torch().Tensor:
+        return _from_any_torch(value)
+    dtype, native, unsigned = known
+    try:
+        array = (read if unsigned is None else read.view(unsigned)).numpy()
+    except (RuntimeError, TypeError):
+        return _from_any_torch(value)
+    if not array.flags.c_contiguous:
+        return _from_any_torch(value)
+    flat = array.reshape(-1)
+    flat.setflags(write=False)
+    return Source(flat, dtype, array.shape, "torch", native, copied=False)
+
+
+def _from_any_torch(value: Any) -> Source:
     dtype = _torch_dtype(value)
     shape = tuple(value.shape)
     plain, device = value.detach(), None
@@ -504,7 +577,13 @@ def _from_torch(value: Any) -> Source:
             f"a {type(value).__name__} has no memory that can be read; pass the local tensor: {error}"
         ) from error
     flat.flags.writeable = False
+    unsigned = _without_numpy(_torch()).get(value.dtype)
+    _TORCH[value.dtype] = dtype, value.dtype, unsigned
     return Source(flat, dtype, shape, "torch", value.dtype, copied, device)
+
+
+# By torch's types that have been read: ours, and by which type numpy passes over one that it has not.
+_TORCH: dict[Any, tuple[DType, Any, Any]] = {}
 
 
 def _torch_dtype(value: Any) -> DType:
@@ -535,6 +614,18 @@ def _flat_tensor(value: Any) -> Array:
     unsigned = _without_numpy(_torch()).get(value.dtype)
     array: Array = (flat if unsigned is None else flat.view(unsigned)).numpy()
     return array
+
+
+def _shaped(flat: Array, native: Any, shape: tuple[int, ...], kind: ArrayKind) -> Any:
+    """An array or tensor in flat memory. As a view it would be of no use for some of what its owner may do with it:
+    torch detaches none in place."""
+    if kind == "numpy":
+        array = flat if flat.dtype is native else flat.view(native)
+        return array if array.shape == shape else array.reshape(shape)
+    torch = _torch()
+    if native not in _without_numpy(torch):
+        return torch.from_numpy(flat.reshape(shape))
+    return torch.empty(0, dtype=native, device="cpu").set_(torch.from_numpy(flat).untyped_storage(), 0, shape)
 
 
 @lru_cache(maxsize=1)

@@ -18,7 +18,7 @@ import numpy as np
 import xxhash
 
 from quicoll.errors import LocalError
-from quicoll.numerics.buffers import Destination, Source, allocate, argument, destination, empty, require_apart
+from quicoll.numerics.buffers import Destination, Fresh, Source, allocate, argument, destination, empty, require_apart
 from quicoll.numerics.dtypes import Array, DType  # noqa: TC001 - compiled, a class needs it as it is made
 
 __all__ = ["Bundle", "Joined", "Results", "bundle", "like_text", "results", "shape_text"]
@@ -50,25 +50,23 @@ class Joined:
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Bundle:
     """The tensors that a caller passed to one operation.
 
     Attributes:
         sources: The tensors, in order, of one element type and kind.
         many: Whether they came as a list.
+        dtype: Of the elements.
+        shapes: Of the tensors, in order.
     """
 
-    sources: tuple[Source, ...]
-    many: bool
+    __slots__ = ("dtype", "many", "shapes", "sources")
 
-    @property
-    def dtype(self) -> DType:
-        return self.sources[0].dtype
-
-    @property
-    def shapes(self) -> tuple[tuple[int, ...], ...]:
-        return tuple([each.shape for each in self.sources])
+    def __init__(self, sources: tuple[Source, ...], *, many: bool) -> None:
+        self.sources = sources
+        self.many = many
+        self.dtype = sources[0].dtype
+        self.shapes = (sources[0].shape,) if len(sources) == 1 else tuple([each.shape for each in sources])
 
     @property
     def elements(self) -> int:
@@ -110,20 +108,29 @@ def bundle(x: Any) -> Bundle:
         return Bundle((argument(x),), many=False)
     if not x:
         raise LocalError("a list of no tensors")
+    try:
+        sources = tuple(map(argument, x))
+    except LocalError:
+        _demand_tensors(x)
+        raise
+    dtype, kind = sources[0].dtype, sources[0].kind
+    for index, each in enumerate(sources):
+        if each.dtype is not dtype or each.kind != kind:
+            raise LocalError(
+                f"tensors of one list differ: {sources[0].kind} {sources[0].dtype} and, at {index}, {each.kind} "
+                f"{each.dtype}; make a call for each type"
+            )
+    return Bundle(sources, many=True)
+
+
+def _demand_tensors(x: Sequence[Any]) -> None:
+    """Raise LocalError where an item of a list is no tensor, but perhaps what one is made of."""
     for index, value in enumerate(x):
         if isinstance(value, int | float | complex | str | list | tuple) and not isinstance(value, np.generic):
             raise LocalError(
                 f"item {index} of the list is a {type(value).__name__}; pass numpy.asarray(x, dtype), "
                 "torch.as_tensor(x), or a list of arrays or tensors"
             )
-    sources = tuple(map(argument, x))
-    for index, each in enumerate(sources):
-        if each.dtype is not sources[0].dtype or each.kind != sources[0].kind:
-            raise LocalError(
-                f"tensors of one list differ: {sources[0].kind} {sources[0].dtype} and, at {index}, {each.kind} "
-                f"{each.dtype}; make a call for each type"
-            )
-    return Bundle(sources, many=True)
 
 
 def like_text(dtype: DType, shapes: tuple[tuple[int, ...], ...], *, many: bool) -> str:
@@ -142,13 +149,13 @@ def shape_text(shape: tuple[int | str, ...]) -> str:
     return f"({','.join(map(str, shape))})"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)  # as a Source
 class Results:
     """Memory for the results of an operation, and the way to the caller's tensors (`commit`)."""
 
     flat: Array
     _places: tuple[Destination, ...]
-    _whole: Destination | None
+    _whole: Destination | Fresh | None
     _shapes: tuple[tuple[int, ...], ...]
 
     @property

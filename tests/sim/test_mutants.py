@@ -370,7 +370,7 @@ def results_are_written_as_they_arrive(patch: Patch) -> None:
     honest = quicoll.numerics.bundle.destination
 
     def direct(out: Any, like: Any, shape: Any = None, *, apart_from: Any = None) -> Destination:
-        return dataclasses.replace(honest(out, like, shape), flat=out.reshape(-1), fresh=True)
+        return dataclasses.replace(honest(out, like, shape), flat=out.reshape(-1))
 
     patch.setattr(quicoll.numerics.bundle, "destination", direct)
 
