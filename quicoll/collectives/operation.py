@@ -49,6 +49,7 @@ class Operation(Generic[T]):
     watched = True  # whether a rank that comes late is a straggler
     shared = False  # whether all ranks get the same bits
     holds = True  # whether this rank gets a result
+    in_place = False  # whether the caller's `out` changes while it is under way
     # The caller's tensors, inputs and `out`; of a list or leaves each, None where there is none.
     given: tuple[Any, ...] = ()
     answer: Numbered | None = None  # from when it was issued: the future of its number in its group
@@ -73,11 +74,6 @@ class Operation(Generic[T]):
         """Whether it has ended without a result."""
         answer = self.answer
         return answer is not None and answer.done() and (answer.cancelled() or answer.exception() is not None)
-
-    @property
-    def in_place(self) -> bool:
-        """Whether the caller's `out` changes while the operation is under way."""
-        return False
 
     def step_aside(self) -> None:
         """Leave the caller's `out` alone until `result`. Before the operation is issued."""

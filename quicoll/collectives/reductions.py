@@ -110,6 +110,7 @@ class Reduction(Operation[Any]):
         """Settle where the result goes."""
         self.given = (self.x, out)
         self.target = target
+        self.in_place = target.in_place
         form = self.prepared.how.form
         if form is None:
             self.flats: list[Array | Joined] = [leaf.flat for leaf in self.leaves]
@@ -119,12 +120,9 @@ class Reduction(Operation[Any]):
             self.output = np.empty(self.prepared.elements, self.prepared.how.dtype.storage)
         self.decoded = form is None
 
-    @property
-    def in_place(self) -> bool:
-        return self.target.in_place
-
     def step_aside(self) -> None:
         self.target = self.target.aside()
+        self.in_place = False
         if self.prepared.how.form is None:
             self.output = self.target.flat
 

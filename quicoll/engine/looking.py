@@ -21,6 +21,11 @@ the machine may need, and a thread that computes may have to give Python's lock 
 Invariants: a look begins only with credit for a whole one; it ends after `LOOK_NS` and one question; looks in
 vain take at most T / PART + MOST_NS of any time T, and FOUND_NS for each look that found something, and what the last
 one took longer than it should. Where there is one processor nobody looks: it is what the awaited one needs.
+
+Who is awake need not be woken. What other threads have queued for the loop is asked for as well (`called`), at the
+beginning of each select, with each look, and once more between saying that the thread is about to sleep (`asleep`) and
+the sleep. So who queues something and then finds `asleep` unset knows that it will be seen: to write to a pipe would
+give Python's lock up, to a thread that has to be woken for it, in the middle of the caller's turn.
 """
 
 from __future__ import annotations
@@ -72,15 +77,24 @@ class Looks:
 
 
 class LookingSelector(selectors.DefaultSelector):
-    """The system's selector, for an event loop; it looks before it sleeps. See the module's head."""
+    """The system's selector, for an event loop; it looks before it sleeps. See the module's head.
 
-    def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
+    asleep: whether what is queued from now on is seen only after something that is selected for has come.
+    """
+
+    def __init__(
+        self, clock: Callable[[], int] = time.perf_counter_ns, called: Callable[[], bool] = lambda: False
+    ) -> None:
         """Make it.
 
         Args:
             clock: Nanoseconds, monotonic.
+            called: Returns whether there is something to do for the loop that was queued by another thread, and sees
+                to it that the loop does it in its present turn.
         """
         super().__init__()
+        self.asleep = False
+        self._called = called
         self._clock = clock
         self._looks = Looks(clock())
         self._alone = processors() == 1
@@ -93,16 +107,22 @@ class LookingSelector(selectors.DefaultSelector):
         Returns:
             What is ready, with the events that it is ready for.
         """
-        if self._alone or (timeout is not None and timeout * 1e9 < LOOK_NS):
+        if self._called():
+            return super().select(0)
+        if timeout is not None and timeout <= 0:
             return super().select(timeout)
+        if self._alone or (timeout is not None and timeout * 1e9 < LOOK_NS):
+            return self._sleep(timeout)
         ready = super().select(0)
         began = now = self._clock()
-        if ready or not self._looks.may(now):
-            return ready or super().select(timeout)
+        if ready:
+            return ready
+        if not self._looks.may(now):
+            return self._sleep(timeout)
         while now - began < LOOK_NS:
             _offer()
             ready = super().select(0)
-            if ready:
+            if self._called() or ready:
                 self._looks.found()
                 return ready
             before, now = now, self._clock()
@@ -111,7 +131,14 @@ class LookingSelector(selectors.DefaultSelector):
                 break
         else:
             self._looks.in_vain(now - began)
-        return super().select(None if timeout is None else max(0.0, timeout - (now - began) / 1e9))
+        return self._sleep(None if timeout is None else max(0.0, timeout - (now - began) / 1e9))
+
+    def _sleep(self, timeout: float | None) -> list[tuple[selectors.SelectorKey, int]]:
+        self.asleep = True
+        try:
+            return super().select(0 if self._called() else timeout)
+        finally:
+            self.asleep = False
 
 
 def processors() -> int:

@@ -90,7 +90,12 @@ class ThreadRuntime:
     ) -> None:
         """loop_factory: makes the loop, if not one that looks before it sleeps (quicoll.engine.looking). ask_s: between
         two questions for a sign of life; see the module's head."""
-        self.loop = asyncio.SelectorEventLoop(LookingSelector()) if loop_factory is None else loop_factory()
+        self._selector: LookingSelector | None = None
+        if loop_factory is None:
+            self._selector = LookingSelector(called=self._called)
+            self.loop: asyncio.AbstractEventLoop = asyncio.SelectorEventLoop(self._selector)
+        else:
+            self.loop = loop_factory()
         self._pid = os.getpid()
         self.ask_s = ask_s
         self._lock = threading.Lock()  # of the four below, so that no call comes between the last look and the end
@@ -120,6 +125,7 @@ class ThreadRuntime:
     def _wind_up(self) -> None:
         with self._lock:
             self._closed = True
+        self.loop.call_soon(self._begin_queued)
         self.loop.run_until_complete(asyncio.sleep(0))  # what was called before is a task from here on
         for answer in list(self._calls):
             if answer.begun is not None:
@@ -136,7 +142,8 @@ class ThreadRuntime:
     def call(self, work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
         """Run `work` on the engine's loop, for a caller on an event loop."""
         try:
-            answer: _LoopAnswer[T] = _LoopAnswer(self, _running_loop())
+            answer: _LoopAnswer[T] = _LoopAnswer(loop=_running_loop())
+            answer.runtime = self
             self._cross(answer, partial(self._run_task, work), None)
         except LocalError:
             work.close()
@@ -147,7 +154,8 @@ class ThreadRuntime:
     def begin(self, start: Start, sender: Gathering) -> asyncio.Future[int]:
         """Begin an operation on the engine's loop, for a caller on an event loop."""
         loop = _running_loop()
-        answer: _OperationAnswer = _OperationAnswer(self, loop)
+        answer = _OperationAnswer(loop=loop)
+        answer.runtime = self
         self._cross(answer, start, sender)
         if self._watching is not loop:
             self._watch(loop)
@@ -171,13 +179,25 @@ class ThreadRuntime:
                         self._queue.append((answer, start, sender))
                         if not self._asked:
                             self._asked = True
-                            self.loop.call_soon_threadsafe(self._begin_queued)
+                            self._ask_to_begin()
             except BaseException:  # of a signal handler: the caller gets no future that it could cancel
                 self._asked = False  # perhaps the thread has not heard
                 answer.cancel()
                 raise
         if refused:
             raise LocalError(refused)
+
+    def _ask_to_begin(self) -> None:
+        """See to it that what is queued begins. Where the thread is awake it looks by itself (`_called`)."""
+        if self._selector is None or self._selector.asleep:
+            self.loop.call_soon_threadsafe(self._begin_queued)
+
+    def _called(self) -> bool:
+        """On the engine's thread, between two turns of its loop: whether something is queued, which then begins."""
+        if not self._queue:
+            return False
+        self.loop.call_soon(self._begin_queued)
+        return True
 
     def wait(self, answer: concurrent.futures.Future[Any], timeout: float | None) -> bool:
         """Block this thread until there is an answer, or `timeout` seconds have passed. Return whether there is one.
@@ -371,14 +391,13 @@ class _LoopAnswer(asyncio.Future[T]):
 
     A future of asyncio's would call back in the turn after it. Here nobody is in the middle of anything when the end
     comes: it is the loop that calls. A caller that cancels is in the middle of something; so then it is the next turn.
+
+    runtime: which withdraws it. (No `__init__` of its own: that took as long as making the future.)
     """
 
+    runtime: ThreadRuntime
     begun: Cancellable | None = None
     _heard: Sequence[tuple[Callable[[Any], object], contextvars.Context]] = ()
-
-    def __init__(self, runtime: ThreadRuntime, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(loop=loop)
-        self._runtime = runtime
 
     def add_done_callback(
         self, callback: Callable[[Any], object], /, *, context: contextvars.Context | None = None
@@ -398,7 +417,7 @@ class _LoopAnswer(asyncio.Future[T]):
         heard, self._heard = self._heard, ()
         for callback, context in heard:
             self.get_loop().call_soon(callback, self, context=context)
-        self._runtime.withdraw(self)
+        self.runtime.withdraw(self)
         return True
 
     def settle(self, value: Any, error: BaseException | None) -> None:

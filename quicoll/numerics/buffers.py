@@ -137,7 +137,7 @@ class Fresh:
         return self.value
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)  # as a Source
 class Destination:
     """Memory for one result that goes to a place which is there already.
 
@@ -316,22 +316,23 @@ def destination(
             has several elements in one place.
     """
     shape = like.shape if shape is None else shape
-    torch = _torch()
-    if torch is not None and isinstance(out, torch.Tensor):
-        kind: ArrayKind = "torch"
-        dtype = _torch_dtype(out)
+    kind: ArrayKind = "numpy"
+    place: Any
+    if type(out) is not np.ndarray and _is_tensor(out):
+        kind = "torch"
+        known = _TORCH.get(out.dtype) if type(out) is _torch().Tensor and out.is_cpu else None
+        dtype = _torch_dtype(out) if known is None or out.layout is not _torch().strided else known[0]
         if _recorded(out):
             raise LocalError("out requires grad; pass out.detach(), or make the call under torch.no_grad()")
         place, writable, contiguous = out, True, out.is_contiguous()
     else:
-        kind = "numpy"
         place = _as_array(out)
         if place is None:
             raise LocalError(f"out is a {type(out).__name__}; pass a numpy array or a torch tensor")
         dtype = _numpy_dtype(place)
         flags = place.flags
         writable, contiguous = flags.writeable, flags.c_contiguous
-    if tuple(place.shape) != shape or dtype is not like.dtype:
+    if place.shape != shape or dtype is not like.dtype:
         raise LocalError(f"out is {tuple(place.shape)} of {dtype}, the result {shape} of {like.dtype}")
     if not writable:
         raise LocalError("out is read-only")
@@ -339,10 +340,12 @@ def destination(
         strides = place.strides if kind == "numpy" else tuple(step * out.element_size() for step in out.stride())
         if overlaps_itself(shape, strides, dtype.itemsize):
             raise LocalError(f"out has several elements in one place (strides {strides} bytes); pass a contiguous copy")
-    flat = None if apart_from is None else _own_memory(place, kind, dtype)
-    if flat is not None and not meet([reach_of(place)], [reach(value) for value in apart_from or ()]):
-        return Destination(out, place, flat, dtype, shape, kind, in_place=True)
-    return Destination(out, place, empty(math.prod(shape), dtype), dtype, shape, kind)
+    size = like.flat.size if shape is like.shape else math.prod(shape)
+    if apart_from is not None and size * dtype.itemsize >= IN_PLACE_BYTES:
+        flat = _own_memory(place, kind, dtype)
+        if flat is not None and not meet([reach_of(place)], [reach(value) for value in apart_from]):
+            return Destination(out, place, flat, dtype, shape, kind, in_place=True)
+    return Destination(out, place, empty(size, dtype), dtype, shape, kind)
 
 
 def reach(value: Any) -> Reach:
@@ -353,12 +356,12 @@ def reach(value: Any) -> Reach:
 
 
 def _own_memory(place: Any, kind: ArrayKind, dtype: DType) -> Array | None:
-    """The memory of a large `out` as a flat array that can be written; None where it cannot be had without a copy."""
+    """The memory of an `out` as a flat array that can be written; None where it cannot be had without a copy."""
     if kind == "numpy":
-        if place.nbytes < IN_PLACE_BYTES or not (place.flags.c_contiguous and place.flags.aligned):
+        if not (place.flags.c_contiguous and place.flags.aligned):
             return None
         return np.asarray(place).reshape(-1).view(dtype.storage)
-    if place.numel() * place.element_size() < IN_PLACE_BYTES or place.device.type != "cpu":
+    if place.device.type != "cpu":
         return None
     if not place.is_contiguous() or place.is_neg() or place.is_conj():
         return None
@@ -455,9 +458,7 @@ def begun_digest(dtype: DType, shape: tuple[int, ...]) -> xxhash.xxh3_128:
 def _from_numpy(value: np.ndarray[Any, Any]) -> Source:
     native = value.dtype
     exact = type(value) is np.ndarray
-    dtype = _NATIVE.get(native) if exact else None  # of the others some are refused
-    if dtype is None:
-        dtype = _numpy_dtype(value)
+    dtype = (_NATIVE.get(native) if exact else None) or _numpy_dtype(value)  # of other classes one is refused
     plain = value if exact else np.asarray(value)
     copied = not plain.flags.c_contiguous
     try:
@@ -508,7 +509,7 @@ def _looked_at(value: Any, look: Callable[[Any], Array]) -> Array:
 def _numpy_dtype(value: np.ndarray[Any, Any]) -> DType:
     if isinstance(value, np.ma.MaskedArray):
         raise LocalError("a masked array would lose its mask; pass value.filled(...)")
-    return _native_dtype(value.dtype)
+    return _NATIVE.get(value.dtype) or _native_dtype(value.dtype)
 
 
 # Those that have been looked at and are of this machine's order. numpy makes a name anew each time, of many parts.
@@ -531,12 +532,14 @@ def _torch() -> Any:
     return sys.modules.get("torch")
 
 
+def _is_tensor(value: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
 def _recorded(value: Any) -> bool:
     """Whether autograd would record what is done with this."""
-    torch = _torch()
-    if torch is None or not isinstance(value, torch.Tensor):
-        return False
-    return bool(value.requires_grad and torch.is_grad_enabled())
+    return bool(_is_tensor(value) and value.requires_grad and _torch().is_grad_enabled())
 
 
 def _from_torch(value: Any) -> Source:

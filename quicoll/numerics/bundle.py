@@ -104,7 +104,7 @@ def bundle(x: Any) -> Bundle:
     Raises:
         LocalError: Not tensors, an empty list, or types or kinds differ; or a tensor requires grad, see `argument`.
     """
-    if not isinstance(x, list | tuple):
+    if not isinstance(x, (list, tuple)):
         return Bundle((argument(x),), many=False)
     if not x:
         raise LocalError("a list of no tensors")
