@@ -125,18 +125,17 @@ class OperationWork(Work):
         self._event = event
         self._pid = os.getpid()
         self._began = time.monotonic() if began is None else began
-        self._lock = threading.Lock()  # of the three below
+        self._lock = threading.Lock()  # of what follows, but for what is settled
         self._left = len(parts)
         self._waiting = 0
         self._base: Any = None
         self._future: Any = None
         self._settling = threading.Lock()
-        self._ended = threading.Event()
-        self._settled = threading.Event()
+        self._ended = not parts
+        self._end: threading.Event | None = None  # of those who wait for it; most wait for what has ended
+        self._settled = False
         self._error: BaseException | None = None
         self._source = -1
-        if not parts:
-            self._ended.set()
         for part in parts:
             part.add_done_callback(self._part_ended)
         _awaited.pop(threading.get_ident(), None)
@@ -145,7 +144,7 @@ class OperationWork(Work):
             _unclaimed.popitem(last=False)
 
     def __repr__(self) -> str:
-        state = "settled" if self._settled.is_set() else "ended" if self._ended.is_set() else "under way"
+        state = "settled" if self._settled else "ended" if self._ended else "under way"
         return f"<{self._name} {state}>"
 
     # -- what torch calls ----------------------------------------------------------------------------------------
@@ -168,16 +167,9 @@ class OperationWork(Work):
             if len(_awaited) > _THREADS:
                 _awaited.popitem(last=False)
         self._claim()
-        if not self._settled.is_set():
+        if not self._settled:
             seconds = timeout.total_seconds() if timeout is not None else 0.0
-            with self._lock:
-                self._waiting += 1
-            try:
-                over = self._ended.wait(seconds if seconds > 0 else self._within + _GRACE_S)
-            finally:
-                with self._lock:
-                    self._waiting -= 1
-            if not over and not self._ended.is_set():
+            if not self._await_end(seconds if seconds > 0 else self._within + _GRACE_S):
                 if seconds > 0:
                     raise refused(
                         f"{self._name}: the wait for it Timed out waiting {milliseconds(seconds)}; it goes on"
@@ -190,9 +182,9 @@ class OperationWork(Work):
 
     def is_completed(self) -> bool:
         """Return whether the operation is over, well or not; then its results are in the tensors."""
-        if self._ended.is_set():
+        if self._ended:
             self._settle()
-        return self._settled.is_set()
+        return self._settled
 
     def is_success(self) -> bool:
         """Return whether the results are in the tensors."""
@@ -223,8 +215,8 @@ class OperationWork(Work):
             if self._future is None:
                 self._base = torch.futures.Future()
                 self._future = self._base.then(self._value)
-            ended = self._ended.is_set()
-        if self._settled.is_set():
+            ended = self._ended
+        if self._settled:
             self._settle()  # C++ that has waited takes the value without waiting for the future
         elif ended:
             run_aside(self._settle)
@@ -243,6 +235,21 @@ class OperationWork(Work):
     def _claim(self) -> None:
         """Somebody has asked for it, and holds it as long as it is needed."""
         _unclaimed.pop(id(self), None)
+
+    def _await_end(self, seconds: float) -> bool:
+        """Block until all parts have ended, or so many seconds have passed. Return whether they have."""
+        with self._lock:
+            if self._ended:
+                return True
+            self._waiting += 1
+            if self._end is None:
+                self._end = threading.Event()
+        try:
+            self._end.wait(seconds)
+        finally:
+            with self._lock:
+                self._waiting -= 1
+        return self._ended
 
     def _value(self, _: Any) -> list[torch.Tensor]:
         if self._error is not None:
@@ -269,7 +276,9 @@ class OperationWork(Work):
     def _over(self) -> None:
         """All parts have ended, and the event in a profile: who waits may stop the profiler."""
         with self._lock:
-            self._ended.set()
+            self._ended = True
+            if self._end is not None:
+                self._end.set()
             aside = self._waiting == 0 or self._base is not None
         if aside:
             try:
@@ -280,14 +289,14 @@ class OperationWork(Work):
     def _settle(self) -> None:
         """Hand the results over, once; who comes second waits until that is done."""
         with self._settling:
-            if not self._settled.is_set():
+            if not self._settled:
                 try:
                     with torch.no_grad():
                         self._finish([part.take() for part in self._parts])
                 except BaseException as error:  # whoever waits raises it
                     self._error = self._worded(error)
                 self._parts, self._finish = (), _nothing
-                self._settled.set()
+                self._settled = True
             with self._lock:
                 base, self._base = self._base, None
         if base is not None:

@@ -409,7 +409,7 @@ def test_a_work_that_torchs_code_alone_holds_ends_there_too(ranks: Ranks) -> Non
             work = group.allreduce([x])
             if over_before:
                 group.barrier().wait()
-                while not work._settled.is_set():
+                while not work._settled:
                     threading.Event().wait(0.001)
             torch._C._distributed_c10d._register_work(x, work)
             del work

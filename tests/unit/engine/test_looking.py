@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import selectors
 import socket
+import threading
 from collections.abc import Iterator
 
 import pytest
 
 from quicoll.engine import looking
 from quicoll.engine.looking import FOUND_NS, LOOK_NS, MOST_NS, PART, QUESTION_NS, LookingSelector, Looks
+from quicoll.engine.runtime import ThreadRuntime
+
+
+class Sender:
+    """Sends nothing."""
+
+    def gather(self) -> None: ...
+    def send_gathered(self) -> None: ...
 
 
 class Clock:
@@ -118,6 +128,63 @@ def test_with_one_processor_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> Non
     with near, far, LookingSelector() as selector:
         selector.register(near, selectors.EVENT_READ)
         assert selector.select(0.001) == []
+
+
+def test_what_another_thread_has_queued_ends_a_look_and_keeps_from_sleeping(
+    pair: tuple[LookingSelector, socket.socket, list[float | None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In whichever moment it comes: before, while it looks, or between the last look and the sleep."""
+    _, _, asked = pair
+    asleep: list[bool] = []
+
+    def called() -> bool:
+        asleep.append(selector.asleep)
+        return len(asleep) == when
+
+    with LookingSelector(Clock(), called) as selector:
+        when = 1
+        assert selector.select(None) == []
+        assert (asked, asleep) == ([0], [False])
+        looks = LOOK_NS // QUESTION_NS
+        for when in (2, looks, looks + 1):
+            asked.clear()
+            asleep.clear()
+            assert selector.select(None) == []
+            assert asked == [0] * when
+            assert asleep == [False] * when
+        when = 0
+        asked.clear()
+        asleep.clear()
+        selector.select(None)
+        assert asked[-1] is None
+        assert asleep[-1:] == [True]
+        when, count = len(asleep), len(asked)  # the last moment
+        asked.clear()
+        asleep.clear()
+        assert selector.select(None) == []
+        assert asked == [0] * count
+        assert asleep == [*[False] * (when - 1), True]
+        assert not selector.asleep
+
+
+def test_a_thread_that_is_awake_is_not_written_to_and_begins_what_is_queued(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = ThreadRuntime("test")
+    at_work, go_on = threading.Event(), threading.Event()
+
+    def work() -> None:
+        at_work.set()
+        go_on.wait()
+
+    runtime.loop.call_soon_threadsafe(work)
+    at_work.wait()
+    with monkeypatch.context() as patch:
+        patch.setattr(runtime.loop, "call_soon_threadsafe", lambda *_: pytest.fail("it was written to"))
+        answers = [runtime.submit(lambda ended, number=number: ended(number, None), Sender()) for number in range(3)]
+    go_on.set()
+    assert [answer.result(30) for answer in answers] == [0, 1, 2]
+    for number in range(300):  # whether it sleeps, is about to or looks
+        assert runtime.submit(lambda ended, number=number: ended(number, None), Sender()).result(30) == number
+    asyncio.run(runtime.aclose())
 
 
 def test_four_looks_that_find_something_pay_for_one_in_vain() -> None:
