@@ -18,10 +18,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quicoll.engine.messages import PeerMessage, decode_message
-from quicoll.engine.ways import DIALS_TOO_S, OPENERS_S, behind_nat, dials_first, opened_address, own_addresses
+from quicoll.engine.ways import (
+    DIALS_TOO_S,
+    LATE_OPENER,
+    OPENERS_S,
+    behind_nat,
+    dials_first,
+    opened_address,
+    own_addresses,
+)
 from quicoll.errors import PeerError
 from quicoll_transport.endpoint import LinkState
 from quicoll_transport.errors import LinkLost
@@ -42,6 +51,19 @@ __all__ = ["PeerLinks"]
 log = logging.getLogger("quicoll")
 
 _TURN_S = 1.5  # of a probe behind NAT, at least: each of three addresses may say nothing for a quarter of a second
+
+
+@dataclass(frozen=True, slots=True)
+class _Opening:
+    """What openers go out for: a link that the other side dials first.
+
+    dials_too: whether this side dials as well after a while (ways.DIALS_TOO_S).
+    """
+
+    link: Link
+    member: Member
+    address: Address
+    dials_too: bool
 
 
 class PeerLinks:
@@ -199,13 +221,14 @@ class PeerLinks:
             existing.close("the node has started anew")
         dial = probing or (self._node < member.node if own is None else dials_first(own, member))
         addresses = own_addresses(member)
-        if behind_nat(own, member) and (existing is None or existing.state is not LinkState.UP):
+        behind = behind_nat(own, member)
+        if behind and (existing is None or existing.state is not LinkState.UP):
             way = self._detours.way(member.node)
             addresses += [] if way is None else [way]
         link = self._endpoint.link(identity, addresses=addresses if dial else (), dial=dial)
         link.listen(self._app, self._on_state)
-        if not dial and link.state is LinkState.CONNECTING and (address := opened_address(own, member)) is not None:
-            self._open(link, member, address, 0)
+        if not dial and link.state is LinkState.CONNECTING and (address := opened_address(member)) is not None:
+            self._open(_Opening(link, member, address, behind), 0 if behind else LATE_OPENER, 0.0)
         return link
 
     def _detour(self, node: str, way: Address) -> None:
@@ -223,20 +246,29 @@ class PeerLinks:
         if link is not None and link.proved_address == way:
             link.close(cause)
 
-    def _open(self, link: Link, member: Member, address: Address, number: int) -> None:
-        """Send an opener for a link that is being made, or dial as well, and see that the next one follows."""
-        if (waiting := self._openers.pop(link.node, None)) is not None:
+    def _open(self, opening: _Opening, number: int, before_s: float) -> None:
+        """Let the opener of this number follow so long after the one before, in place of any other to this node."""
+        if (waiting := self._openers.pop(opening.link.node, None)) is not None:
             waiting.cancel()
+        delay = OPENERS_S[number] - before_s
+        if delay <= 0:
+            self._opener(opening, number)
+        else:
+            self._openers[opening.link.node] = self._loop.call_later(delay, self._opener, opening, number)
+
+    def _opener(self, opening: _Opening, number: int) -> None:
+        """Send an opener for a link that is being made, or dial as well, and see that the next one follows."""
+        link, member = opening.link, opening.member
+        self._openers.pop(link.node, None)
         if link.state is not LinkState.CONNECTING:
             return
-        self._endpoint.knock(address)
-        if OPENERS_S[number] == DIALS_TOO_S:
+        self._endpoint.knock(opening.address)
+        if opening.dials_too and OPENERS_S[number] == DIALS_TOO_S:
             way = self._detours.way(link.node)
             addresses = [*own_addresses(member), *([] if way is None else [way])]
             self._endpoint.link(link.identity, addresses=addresses, dial=True)
         if number + 1 < len(OPENERS_S):
-            delay = OPENERS_S[number + 1] - OPENERS_S[number]
-            self._openers[link.node] = self._loop.call_later(delay, self._open, link, member, address, number + 1)
+            self._open(opening, number + 1, OPENERS_S[number])
 
     def _app(self, link: Link, data: bytes) -> None:
         try:

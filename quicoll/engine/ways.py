@@ -5,7 +5,7 @@ cannot send to it: its router passes in only what answers something. The coordin
 (`Member.seen_at`), and tells all ranks with the view. Coordinator and peers are reached from one socket, so where the
 router maps a socket to one port whatever the destination (RFC 4787: endpoint-independent), peers find the rank there.
 
-    neither is behind NAT     the lesser name dials what is announced
+    neither is behind NAT     the lesser name dials what is announced, and the other one opens where that takes long
     one of them is            that one dials first, and the other one opens
     both are                  the lesser name dials first, and the other one opens
 
@@ -15,6 +15,11 @@ comes from there for an answer from then on. Openers go out at once and again, e
 be lost, or come before the other side's router lets anything in; it needs nobody to get it, only to have left. Where
 there is no link `DIALS_TOO_S` later, who has opened dials as well.
 
+A firewall that translates nothing, in front of a rank: the coordinator sees what is announced, so nothing tells of it.
+It passes what answers something, as a router does. So where neither of two is behind NAT, who is dialled opens as well,
+but not at once: from `OPENERS_S[LATE_OPENER]` on, by when most links are UP, and nothing is sent for those. It does not
+dial: both are seen where they send from, so the dialler's own firewall has let the answers in since it began.
+
 What a pair that makes a link is in, and what leads on:
 
     asked       both know where the other one is, by a view or a probe, and begin; they compute the same from it
@@ -23,6 +28,8 @@ What a pair that makes a link is in, and what leads on:
                 what the other one's router remembers of that: UP
     UP          by the connection that was answered first (endpoint.core.admission: who dialled it is asked only where
                 both were answered)
+    firewalls   nobody is behind NAT: one dials, and the other one opens late. The dialler's first packet after that
+                is let in: UP
     late        not UP by the link's deadline: lost here. A view fails and says why; a probe goes on, and the
                 coordinator has the other side begin again (membership.coordinator.probes.AGAIN_NS)
     moved       a router has given one of the two another port. The coordinator sees it as soon as that one's next
@@ -54,15 +61,19 @@ lost_after), or MOVES_NS after its move before; and where the other side of a pr
 AGAIN_NS later. So from whatever state a probe has its links within AGAIN_NS and one of its turns of the last thing that
 changed, and a view in its first attempt.
 
+Between two firewalls that is one wait longer: OPENERS_S[LATE_OPENER], and until the dialler sends again what was not
+answered, which QUIC does after a second at the latest. A probe is not enough there, as nobody tells the other side to
+open where neither is behind NAT; who was left out so long that a firewall has forgotten the others is back when it is
+tried without an answer to the probe (membership.coordinator.probes), once in the longest back-off, and opened for then.
+
 Invariants: an opener goes to an address that the coordinator named for a member of a view or a probe, and nowhere else;
 at most len(OPENERS_S) of them each time that a link is asked for, of one byte. A link is made by its deadline or lost,
 whatever the routers do.
 
 Failure cases. Two routers that need a relay, as above, and there is none: links are lost by their deadline, and the
 error says by which addresses it was tried. A coordinator on the same side of a router as a rank sees the rank's own
-address, which says nothing to others: they reach it by the relay. A firewall that translates nothing, in front of a
-rank: the coordinator sees what is announced, so nothing tells of it. It is opened where the other one of a pair is
-behind NAT; between two firewalls nobody opens, and UDP has to be let in by one of them.
+address, which says nothing to others: they reach it by the relay. A firewall that lets in no answers: nothing opens it,
+and UDP has to be let in.
 """
 
 from __future__ import annotations
@@ -73,13 +84,16 @@ if TYPE_CHECKING:
     from quicoll.membership.view import Member
     from quicoll_transport.net.addresses import Address
 
-__all__ = ["DIALS_TOO_S", "OPENERS_S", "behind_nat", "dials_first", "opened_address", "own_addresses"]
+__all__ = ["DIALS_TOO_S", "LATE_OPENER", "OPENERS_S", "behind_nat", "dials_first", "opened_address", "own_addresses"]
 
 OPENERS_S = (0.0, 0.1, 0.3, 0.7, 1.5, 3.0)
 """When an opener goes out, in seconds after a link is asked for."""
 
 DIALS_TOO_S = OPENERS_S[3]
 """When who has opened dials as well: as late as the other side's first round takes, with three addresses."""
+
+LATE_OPENER = 2
+"""Which of the openers is the first one where neither side is behind NAT: links without a firewall are UP by then."""
 
 
 def behind_nat(one: Member | None, other: Member) -> bool:
@@ -100,13 +114,10 @@ def own_addresses(member: Member) -> list[Address]:
     return [(host, port) for host, port in (*member.addresses, *seen)]
 
 
-def opened_address(own: Member | None, other: Member) -> Address | None:
-    """Return where openers go when the other one dials first; None: nothing has to be opened.
+def opened_address(other: Member) -> Address | None:
+    """Return where openers go when the other one dials first; None: it has no address.
 
     Args:
-        own: This rank, as the coordinator sees it; None where that is not known.
         other: The one that dials.
     """
-    if not behind_nat(own, other):
-        return None
     return other.seen_at or (other.addresses[0] if other.addresses else None)

@@ -1,12 +1,10 @@
-"""Two ranks behind address translators of Linux itself, each in a network namespace behind a router of its own.
+"""Two ranks behind address translators, or firewalls, on real sockets: each in a network namespace of its own.
 
-    rank 192.168.7.2 --- router 192.168.7.1, 10.9.0.2 ---+
-                                                          bridge, coordinator 10.9.0.1
-    rank 192.168.7.2 --- router 192.168.7.1, 10.9.0.3 ---+
+    rank 192.168.7.2 --- translator, 10.9.0.2 ---+
+                                                  street, coordinator 10.9.0.1
+    rank 192.168.7.2 --- translator, 10.9.0.3 ---+
 
-Needs root, ip(8) and nft(8). Linux keeps the port of a socket where it can, so that it is the same for all
-destinations, and lets in what answers (a port-restricted cone); with `random` each destination gets another port
-(symmetric). The routers drop what nobody has asked for, as those of homes and clouds do.
+What translators do, and what this needs: tests/helpers/street.py.
 """
 
 from __future__ import annotations
@@ -22,28 +20,31 @@ from typing import Any
 
 import pytest
 
+import quicoll
+import quicoll_transport
 from quicoll_transport.security.authority import create_authority, issue
 
-IP, NFT = shutil.which("ip") or "", shutil.which("nft") or ""
+STREET = Path(__file__).resolve().parents[1] / "helpers" / "street.py"
+SOURCES = [str(Path(package.__file__ or "").resolve().parent.parent) for package in (quicoll, quicoll_transport)]
+NSENTER, UNSHARE = shutil.which("nsenter") or "", shutil.which("unshare") or ""
 
 
 def _missing() -> str:
     if sys.platform != "linux" or os.geteuid() != 0:
         return "network namespaces need Linux and root"
-    if not IP or not NFT:
-        return f"{'nft' if IP else 'ip'} is not installed"
-    name = f"quicoll-try-{os.getpid()}"
-    if subprocess.run([IP, "netns", "add", name], capture_output=True, check=False).returncode:
-        return "network namespaces cannot be made here"
-    rules = "add table ip t; add chain ip t c { type nat hook postrouting priority 100; }; add rule ip t c masquerade"
-    tried = subprocess.run([IP, "netns", "exec", name, NFT, rules], capture_output=True, check=False)
-    subprocess.run([IP, "netns", "del", name], capture_output=True, check=False)
-    return "this kernel translates no addresses (nf_tables)" if tried.returncode else ""
+    for program in ("ip", "nsenter", "unshare"):
+        if shutil.which(program) is None:
+            return f"{program} is not installed"
+    if not os.access("/dev/net/tun", os.R_OK | os.W_OK):
+        return "there are no TUN devices here"
+    tried = subprocess.run([UNSHARE, "--net", "true"], capture_output=True, check=False)
+    return "network namespaces cannot be made here" if tried.returncode else ""
 
 
 REASON = _missing()
 pytestmark = [
     pytest.mark.skipif(bool(REASON), reason=REASON or "never"),
+    pytest.mark.loopback,
     pytest.mark.slow,
     pytest.mark.timeout(300),
 ]
@@ -70,62 +71,27 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
-def ip(*words: str) -> None:
-    subprocess.run([IP, *words], check=True, capture_output=True)
-
-
 class Town:
-    """A street with a coordinator, and houses with a router each. All names are of this process."""
+    """A street with a coordinator, and houses. All of it ends with this process."""
 
     def __init__(self) -> None:
-        self.prefix = f"q{os.getpid()}"
-        self.names: list[str] = []
-        self.street = self.space("s")
-        self.run(self.street, "ip", "link", "add", "br0", "type", "bridge")
-        self.run(self.street, "ip", "addr", "add", "10.9.0.1/24", "dev", "br0")
-        self.run(self.street, "ip", "link", "set", "br0", "up")
         self.processes: list[subprocess.Popen[str]] = []
+        self.street = self.place("street", "10.9.0.1", "10.9.0.2", "10.9.0.3")
 
-    def space(self, name: str) -> str:
-        name = f"{self.prefix}{name}"
-        ip("netns", "add", name)
-        self.names.append(name)
-        self.run(name, "ip", "link", "set", "lo", "up")
-        return name
-
-    def run(self, space: str, *words: str) -> None:
-        subprocess.run([IP, "netns", "exec", space, *words], check=True, capture_output=True)
-
-    def house(self, number: int, how: str) -> str:
-        """Build one; return where its rank lives."""
-        router, home = self.space(f"r{number}"), self.space(f"h{number}")
-        ip("link", "add", "up0", "netns", router, "type", "veth", "peer", "name", f"p{number}", "netns", self.street)
-        ip("link", "add", "in0", "netns", router, "type", "veth", "peer", "name", "eth0", "netns", home)
-        self.run(self.street, "ip", "link", "set", f"p{number}", "master", "br0", "up")
-        for space, device, address in (
-            (router, "up0", f"10.9.0.{1 + number}/24"),
-            (router, "in0", "192.168.7.1/24"),
-            (home, "eth0", "192.168.7.2/24"),
-        ):
-            self.run(space, "ip", "addr", "add", address, "dev", device)
-            self.run(space, "ip", "link", "set", device, "up")
-        self.run(home, "ip", "route", "add", "default", "via", "192.168.7.1")
-        self.run(router, "sysctl", "-qw", "net.ipv4.ip_forward=1")
-        self.run(
-            router, NFT,
-            "add table ip t;"
-            "add chain ip t out { type nat hook postrouting priority 100; };"
-            f"add rule ip t out oif up0 {how};"
-            "add chain ip t in { type filter hook input priority 0; };"
-            "add rule ip t in iifname up0 ct state new drop",
+    def place(self, *words: str) -> int:
+        """Make a namespace; return whose it is."""
+        made = subprocess.Popen(
+            [sys.executable, STREET, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )  # fmt: skip
-        return home
+        self.processes.append(made)
+        assert made.stdout is not None
+        assert made.stdout.readline() == "ready\n"
+        return made.pid
 
-    def start(self, space: str, *words: str) -> subprocess.Popen[str]:
-        root = Path(__file__).resolve().parents[2]
-        environment = os.environ | {"PYTHONPATH": f"{root}:{root / 'transport'}", "PYTHONUNBUFFERED": "1"}
+    def start(self, place: int, *words: str) -> subprocess.Popen[str]:
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(SOURCES), "PYTHONUNBUFFERED": "1"}
         process = subprocess.Popen(
-            [IP, "netns", "exec", space, sys.executable, *words],
+            [NSENTER, f"--net=/proc/{place}/ns/net", sys.executable, *words],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
         )  # fmt: skip
         self.processes.append(process)
@@ -133,11 +99,8 @@ class Town:
 
     def close(self) -> None:
         for process in self.processes:
-            if process.poll() is None:
-                process.kill()
+            process.kill()
             process.communicate()
-        for name in self.names:
-            ip("netns", "del", name)
 
 
 @pytest.fixture
@@ -147,8 +110,8 @@ def town() -> Iterator[Town]:
     made.close()
 
 
-def meet(town: Town, tmp_path: Path, *ways: str) -> list[dict[str, Any]]:
-    """Let two ranks do a step, each behind a router that translates so; return what they say."""
+def meet(town: Town, tmp_path: Path, *kinds: str) -> list[dict[str, Any]]:
+    """Let two ranks do a step, each behind a translator of this kind; return what they say."""
     certs = tmp_path / "certs"
     create_authority(certs, job="alpha")
     issue(certs, role="coordinator", node="coordinator")
@@ -162,8 +125,8 @@ def meet(town: Town, tmp_path: Path, *ways: str) -> list[dict[str, Any]]:
     assert home.stdout is not None
     assert "listening on 10.9.0.1:4433" in home.stdout.readline()
     ranks = [
-        town.start(town.house(number, how), "-c", RANK, node, str(certs))
-        for number, (node, how) in enumerate(zip("ab", ways, strict=True), 1)
+        town.start(town.place("house", kind, f"10.9.0.{2 + number}", str(town.street)), "-c", RANK, node, str(certs))
+        for number, (node, kind) in enumerate(zip("ab", kinds, strict=True))
     ]
     said = []
     for rank in ranks:
@@ -175,11 +138,19 @@ def meet(town: Town, tmp_path: Path, *ways: str) -> list[dict[str, Any]]:
 
 
 def test_ranks_behind_routers_that_keep_ports_open_their_ways_to_each_other(town: Town, tmp_path: Path) -> None:
-    a, b = meet(town, tmp_path, "masquerade", "masquerade")
+    a, b = meet(town, tmp_path, "cone", "cone")
     assert a["seen"][0].startswith("10.9.0.3:")
     assert b["seen"][0].startswith("10.9.0.2:")
 
 
 def test_ranks_behind_routers_that_give_each_destination_a_port_meet_by_the_relay(town: Town, tmp_path: Path) -> None:
-    a, b = meet(town, tmp_path, "masquerade random", "masquerade random")
+    a, b = meet(town, tmp_path, "symmetric", "symmetric")
     assert (a["seen"], b["seen"]) == (["by relay"], ["by relay"])
+
+
+def test_ranks_behind_firewalls_that_translate_nothing_open_their_ways_to_each_other(
+    town: Town, tmp_path: Path
+) -> None:
+    a, b = meet(town, tmp_path, "firewall", "firewall")
+    assert a["seen"][0].startswith("10.9.0.3:")
+    assert b["seen"][0].startswith("10.9.0.2:")

@@ -8,14 +8,15 @@ on whichever ranks they were computed, and go wherever the state goes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 from quicoll.data import Position, Sampler
-from quicoll.sim import Settings, Simulation
-from quicoll.train import Part, Worker
+from quicoll.sim import Recording, Settings, Simulation
+from quicoll.train import Divide, Part, Worker
 
 if TYPE_CHECKING:
     from quicoll.collectives.shards import Shards
@@ -103,6 +104,57 @@ def test_each_sample_is_used_once_in_an_epoch_by_what_was_committed(
     assert ends
     assert all(used == [EPOCHS] * SAMPLES for used in ends), ends
     assert set(outcome.results) <= {3 * EPOCHS}
+
+
+class DividedCounts(Counts):
+    """The same, of which each rank keeps a part, and another one a copy of that."""
+
+    def divide(self) -> Mapping[str, str]:
+        return {"seen": "float32"}
+
+    def update(self, start: int, stop: int, average: Any, moments: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
+        seen = moments["seen"] + (average > 0)
+        return seen, {"seen": seen}
+
+    def advance(self, values: Sequence[Any]) -> None:
+        self.used = np.array(values[0])
+
+
+@pytest.mark.parametrize(
+    ("made", "rank", "into_s"),
+    [(Counts, 0, 0.05), (Counts, 2, None), *((DividedCounts, 2, into_s) for into_s in (0.0, 0.05, 0.1, None))],
+)
+def test_a_spare_takes_over_a_killed_rank_within_a_second_and_no_sample_is_lost_or_used_twice(
+    made: type[Counts], rank: int, into_s: float | None
+) -> None:
+    """Killed at the beginning of a step, in the middle, at its end, or just after its vote; never started again."""
+    ends: list[list[int]] = []
+    divide = Divide(5, backup=1) if made is DividedCounts else None
+
+    async def worker(job: Job) -> None:
+        task = made()
+        data = Sampler(SAMPLES, batch_size=BATCH, shards=SHARDS, seed=job.seed)
+        await Worker(job, task, data=data, divide=divide).run(epochs=EPOCHS)
+        ends.append(task.used.astype(int).tolist())
+
+    recording = Recording()
+    settings = Settings(ranks=3, spares=1, warm_spares=1, limit=60.0)
+    sim = Simulation(worker, seed=7, settings=settings, compute=0.1, recorder=recording.record)
+    if into_s is None:
+        sim.at_vote(rank, start=1.5).crash(rank)
+    else:
+        sim.at(1.5 + into_s).crash(rank)
+    sim.at(30.0).heal()
+    outcome = sim.run()
+    assert outcome.error is None, outcome.error
+    views = [entry.what["nodes"] for entry in recording.entries if entry.kind == "view_installed"]
+    assert "worker-3" in views[-1]
+    assert f"worker-{rank}" not in views[-1]
+    assert len(ends) == 3
+    assert ends == [[EPOCHS] * SAMPLES] * 3
+    steps = [e.t_ns for e in recording.entries if e.kind == "step_committed" and e.who == "coordinator"]
+    assert len(steps) == 3 * EPOCHS
+    assert max(after - before for before, after in pairwise(steps)) < 1_000_000_000
 
 
 class Hasty(Sampler):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import pairwise, product
+from itertools import pairwise, permutations, product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-from quicoll.engine.ways import DIALS_TOO_S
+from quicoll.engine.ways import DIALS_TOO_S, LATE_OPENER, OPENERS_S
 from quicoll.errors import LocalError
 from quicoll.membership.coordinator.probes import AGAIN_NS
 from quicoll.sim import Recording, Settings, Simulation, workload
@@ -229,6 +229,81 @@ def test_a_rank_behind_a_firewall_lets_in_one_that_is_behind_nat_as_it_opens_for
     assert outcome.error is None, outcome.error
     assert firewall.stopped > 0, "what came before it was opened"
     assert outcome.virtual_s < 4.0 + SOON_S
+
+
+def behind_firewalls(script: str = "", *, ranks: int = 2, steps: int = 6, **settings: Any) -> tuple[Outcome, Recording]:
+    """A job of which each rank has a firewall against every other one, from the beginning; none translates."""
+    names = [f"worker-{rank}" for rank in range(ranks)]
+    walls = [Firewall(*pair, 3 * round(LOST_AFTER * 1e9)) for pair in permutations(names, 2)]
+    recording = Recording()
+
+    async def life(job: Job, sim: Simulation) -> int:
+        return await workload.worker(job, lambda: sim.everyone_at(steps), load=LOAD)
+
+    def record(*what: Any) -> None:
+        for wall in walls:
+            if not wall.stands:
+                wall.stand(simulation)
+        recording.record(*what)
+
+    simulation = Simulation(
+        life,
+        settings=Settings(ranks=ranks, **({"limit": 90.0} | COMMON | {"recovery": 60.0} | settings)),
+        events=parse_events(script),
+        replay=workload.Reference(LOAD),
+        compute=0.3,
+        recorder=record,
+    )
+    outcome = simulation.run()
+    assert all(wall.stands for wall in walls)
+    assert sum(wall.stopped for wall in walls) > 0, "who dials first was let in"
+    return outcome, recording
+
+
+FIREWALLED_S = OPENERS_S[LATE_OPENER] + 1.5  # the bound at the head of quicoll.engine.ways, and a handshake
+
+
+def formed_s(recording: Recording) -> list[float]:
+    return [entry.t_ns / 1e9 for entry in recording.entries if entry.kind == "view_installed"]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_behind_firewalls_that_translate_nothing_open_their_ways_to_each_other(ranks: int) -> None:
+    outcome, recording = behind_firewalls(ranks=ranks)
+    assert outcome.error is None, outcome.error
+    assert formed_s(recording)[0] < FIREWALLED_S
+
+
+def test_without_openers_ranks_behind_firewalls_do_not_meet_in_the_first_view(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Endpoint, "knock", lambda self, address: None)
+    _, recording = behind_firewalls(join_timeout=7.0, limit=8.0)
+    assert min(formed_s(recording), default=8.0) > FIREWALLED_S
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "sim.at(0.9).crash(1); sim.at(3.0).restart(1)",
+        "sim.at(0.9).crash(0); sim.at(3.0).restart(0)",
+        "sim.at(0.9).crash('coordinator'); sim.at(3.0).restart('coordinator')",
+    ],
+)
+def test_behind_firewalls_who_starts_anew_is_let_in_again(script: str) -> None:
+    outcome, recording = behind_firewalls(script, ranks=3, steps=10)
+    assert outcome.error is None, outcome.error
+    assert formed_s(recording)[-1] < 3.0 + 2 * FIREWALLED_S
+
+
+def test_who_was_cut_off_until_the_firewalls_had_forgotten_it_is_back_within_the_longest_back_off() -> None:
+    script = "sim.at(0.9).partition({0}, {1, 2}); sim.at(6.0).heal()"
+    outcome, recording = behind_firewalls(script, ranks=3, steps=8)
+    assert outcome.error is None, outcome.error
+    views = [(each.t_ns / 1e9, each.what["nodes"]) for each in recording.entries if each.kind == "view_installed"]
+    apart = [at for at, nodes in views if len(nodes) == 2]
+    again = [at for at, nodes in views if len(nodes) == 3 and at > 6.0]
+    assert apart
+    assert again
+    assert again[0] < 6.0 + 30.0 + 2 * FIREWALLED_S
 
 
 class Firewall:

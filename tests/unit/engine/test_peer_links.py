@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from quicoll.engine.peer_links import PeerLinks
-from quicoll.engine.ways import DIALS_TOO_S, OPENERS_S
+from quicoll.engine.ways import DIALS_TOO_S, LATE_OPENER, OPENERS_S
 from quicoll.membership.member.actions import ExpectPeer, ProbePaths
 from quicoll.membership.view import Member, View
 from quicoll_transport.endpoint import LinkState
@@ -251,9 +251,27 @@ def test_no_opener_is_sent_after_the_end(bench: Bench) -> None:
     assert len(bench.knocks) == 1
 
 
-def test_nothing_is_opened_where_nobody_is_behind_nat(bench: Bench) -> None:
+OPEN = tuple(replace(member, addresses=((f"10.0.0.{member.rank + 1}", 5),)) for member in MEMBERS)
+
+
+def test_where_nobody_is_behind_nat_a_link_that_comes_soon_needs_no_opener(bench: Bench) -> None:
+    bench.form(7, OPEN)
+    bench.turn(OPENERS_S[LATE_OPENER] - 0.01)
+    bench.up()
+    bench.turn(5.0)
+    assert bench.knocks == []
+
+
+def test_where_nobody_is_behind_nat_who_is_dialled_opens_late_for_a_firewall_and_dials_not(bench: Bench) -> None:
+    bench.form(7, OPEN)
+    bench.turn(10.0)
+    assert bench.knocks == [(OPEN[0].addresses[0], at) for at in OPENERS_S[LATE_OPENER:]]
+    assert [(link.node, link.dial) for link in bench.made] == [("a", False), ("c", True)]
+    assert bench.asked == []
+
+
+def test_who_has_told_no_address_is_not_opened_for(bench: Bench) -> None:
     bench.form(7)
-    bench.peers.expect(ExpectPeer(MEMBERS[0], MEMBERS[1]))
     bench.turn(5.0)
     assert bench.knocks == []
 
