@@ -18,6 +18,10 @@ of their operations at the latest. At the end of the interpreter it waits a few 
 the program ended by an exception: then the others are told that this rank failed. The thread is a daemon; the child of
 a fork has none of this and leaves it alone.
 
+The first view counts, though it may be over when this rank gets to see it: the others may have had it a moment before,
+and have left already, as in a program that makes a group and destroys it. The session is made then, as it was there,
+and what is called in it raises. A rank that the others have left before it was in that view has none: PeerError.
+
 Failure cases: a rank does not come: PeerError names rank 0, or at rank 0 whoever does not join, by the timeout of
 `init_process_group`, or after a minute where that is shorter: it is one of operations, and a coordinator has to
 start. If a rank was started for another number of ranks, the error adds that. With a coordinator from the settings
@@ -50,7 +54,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,7 +62,7 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-defined]  # public, not in its __all__
 
 from quicoll.config import Config, JoinSettings
-from quicoll.errors import LocalError, PeerError, QuicollError
+from quicoll.errors import JobDone, LocalError, PeerError, QuicollError
 from quicoll.job import join
 from quicoll.launchers import rank_of
 from quicoll.rendezvous.hosts import leave_host, own_host, share_host
@@ -76,6 +80,7 @@ __all__ = [
     "JobSession",
     "add_worlds",
     "coordinator_is_named",
+    "demand_place",
     "demand_shared",
     "open_session",
     "session_of_default_group",
@@ -255,7 +260,9 @@ class JobSession:
 
     async def _work(self, stop: asyncio.Event) -> None:
         async with self._joined() as job:
-            await self._complete(job)
+            if coordinator_is_named():
+                await self._complete(job)
+            demand_place(job, self.rank, self._world_size, met=not coordinator_is_named())
             self._job = job
             self._ready.set()
             await stop.wait()
@@ -271,14 +278,14 @@ class JobSession:
             "handle_sigterm": False,
         }
         if not os.environ.get("QUICOLL_NODE"):
-            settings["node"] = f"worker-{self.rank}"
+            settings["node"] = _node(self.rank)
         if coordinator_is_named():
             async with join(**settings) as job:
                 yield job
             return
         if Config.named().sources["lost_after"] == "default":
             settings["lost_after"] = _LOST_AFTER_S
-        settings["node"] = f"worker-{self.rank}"  # certificates are made for it: no two ranks may have one name
+        settings["node"] = _node(self.rank)  # certificates are made for it: no two ranks may have one name
         async with meet_at(
             self._opened,
             Config.named(**settings),
@@ -287,7 +294,7 @@ class JobSession:
             at_host=self._at_host,
             source="rendezvous at torch's store",
             end_s=0.0,  # a program may go on, and make another group: nothing of it needs the coordinator's end
-        ) as meeting, join(**meeting.settings(settings)) as job:  # fmt: skip
+        ) as meeting, _joining(join(**meeting.settings(settings)), self.rank) as job:  # fmt: skip
             self.name = hashlib.sha256((Path(meeting.certs) / AUTHORITY_FILE).read_bytes()).hexdigest()[:_NAME]
             meeting.close()
             yield job
@@ -312,11 +319,50 @@ class JobSession:
                 break
             await asyncio.sleep(_AGAIN_S)
             await job.ready(timeout=max(deadline - loop.time(), _AGAIN_S))
-        if (job.rank, job.world_size) != (self.rank, self._world_size):
-            raise LocalError(
-                f"rank {self.rank} of {self._world_size} is rank {job.rank} of {job.world_size} in the job of the "
-                "coordinator that the settings name; start a coordinator for this launch alone"
-            )
+
+
+@asynccontextmanager
+async def _joining(joined: AbstractAsyncContextManager[Job], rank: int) -> AsyncIterator[Job]:
+    """Join. That the job is done is no good end here, where all ranks begin together."""
+    async with AsyncExitStack() as stack:
+        try:
+            job = await stack.enter_async_context(joined)
+        except JobDone:
+            raise PeerError(f"the other ranks have ended their work before rank {rank} was in their view") from None
+        yield job
+
+
+def demand_place(job: Job, rank: int, world_size: int, *, met: bool) -> None:
+    """Refuse a job whose view is not torch's world.
+
+    Args:
+        job: In its first view with this rank, or in the last one that was waited for.
+        rank: torch's of this process.
+        world_size: torch's.
+        met: Whether the ranks have met at torch's store; then nodes are named by their ranks.
+    Raises:
+        PeerError: Ranks that have met lack one, which has left before this one was in the view; it is named.
+        LocalError: The coordinator of the settings has other ranks.
+    """
+    if (job.rank, job.world_size) == (rank, world_size):
+        return
+    gone = [other for other in range(world_size) if met and job.view.rank_of(_node(other)) is None]
+    if gone:
+        raise PeerError(
+            f"left before rank {rank} was in the view of all {world_size} ranks",
+            rank=gone[0],
+            node=_node(gone[0]),
+            lost=tuple(sorted(_node(each) for each in gone)),
+        )
+    raise LocalError(
+        f"rank {rank} of {world_size} is rank {job.rank} of {job.world_size} in the job of the coordinator that the "
+        "settings name; start a coordinator for this launch alone"
+    )
+
+
+def _node(rank: int) -> str:
+    """What a process is called where ranks meet at torch's store."""
+    return f"worker-{rank}"
 
 
 def demand_shared(store: Any, world_size: int) -> None:

@@ -1,0 +1,79 @@
+"""How a process's part in a torch job begins and ends: over sockets, with real coordinators, ranks on threads."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402 - after the check that there is a torch
+
+import quicoll  # noqa: E402 - likewise
+from quicoll.engine.engine import Engine  # noqa: E402 - likewise
+from quicoll.membership.member.actions import JobOver  # noqa: E402 - likewise
+from quicoll.torch_backend import group_at  # noqa: E402 - likewise
+
+pytestmark = pytest.mark.slow
+
+
+def pair(use: Any, timeout: timedelta) -> list[Any]:
+    """What `use` gives for each of two groups, or the error; each is made and used on a thread of its own."""
+    store = dist.HashStore()
+
+    def one(rank: int) -> Any:
+        try:
+            return use(group_at(store, rank, 2, timeout=timeout), rank)
+        except BaseException as error:
+            return error
+
+    with ThreadPoolExecutor(2) as threads:
+        return list(threads.map(one, range(2)))
+
+
+def test_a_rank_that_looks_when_the_other_has_left_has_a_group_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    wait_view = Engine.wait_view
+
+    async def late(self: Engine, timeout: float | None, *, joining: bool = False, after: int = 0) -> Any:
+        while self.config.node == "worker-1" and not left(self):
+            await asyncio.sleep(0.01)
+        return await wait_view(self, timeout, joining=joining, after=after)
+
+    def left(engine: Engine) -> bool:
+        communicator = engine._views.communicator
+        return communicator is not None and (communicator.error is not None or communicator.view.world_size == 1)
+
+    monkeypatch.setattr(Engine, "wait_view", late)
+
+    def use(group: Any, rank: int) -> Any:
+        if rank == 0:
+            group.shutdown()
+            return None
+        place = group.rank(), group.size()
+        with pytest.raises(quicoll.PeerError) as found:
+            group.allreduce([torch.ones(1)]).wait()
+        group.shutdown()
+        return place, found.value.node, isinstance(found.value, dist.DistBackendError)
+
+    assert pair(use, timedelta(milliseconds=1)) == [None, ((1, 2), "worker-0", True)]
+
+
+def test_a_job_that_is_done_before_a_rank_is_in_it_is_an_error_and_no_end_of_the_program(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wait_view = Engine.wait_view
+
+    async def told(self: Engine, timeout: float | None, *, joining: bool = False, after: int = 0) -> Any:
+        found = await wait_view(self, timeout, joining=joining, after=after)
+        return JobOver(0) if self.config.node == "worker-1" else found
+
+    monkeypatch.setattr(Engine, "wait_view", told)
+    first, second = pair(lambda group, rank: group.shutdown(), timedelta(seconds=1))
+    assert first is None
+    assert isinstance(second, quicoll.PeerError)
+    assert not isinstance(second, SystemExit)
+    assert "ended their work before rank 1 was in their view" in str(second)
