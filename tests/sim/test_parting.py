@@ -50,7 +50,7 @@ def test_a_single_operation_ends_well_on_all_ranks_though_each_leaves_when_it_is
         assert outcome.results == (0, 1, 2, 3)  # each at its first try: nobody was started again
 
 
-@pytest.mark.parametrize("seed", [12, 32, 33, 42])
+@pytest.mark.parametrize("seed", [12, 32, 42])
 def test_a_rank_joins_the_view_that_the_others_have_left_by_then(seed: int) -> None:
     """On these links the last of two ranks hears of the view, and that it is over, at one moment."""
 
