@@ -226,7 +226,8 @@ class Engine:
 
         Args:
             timeout: Seconds; None where the caller ends the wait itself.
-            joining: Whether this is the first view of the job, for the error.
+            joining: Whether this is the first view of the job. Then it is the first one that was at work here, which
+                may be over by now: others may have had it before this rank, and have left it.
             after: A view that is left, and does not count.
         Returns:
             The view; or that the job is done, or this rank was told to leave it, or may, having asked for it. That is
@@ -238,7 +239,7 @@ class Engine:
         """
 
         def present() -> View | None:
-            view = self._views.present()
+            view = self._views.first if joining else self._views.present()
             return None if view is None or view.view_id == after else view
 
         return await self._waiting.view(present, timeout, joining=joining)

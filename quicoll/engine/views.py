@@ -40,7 +40,7 @@ log = logging.getLogger("quicoll")
 class Views:
     """See the module's head.
 
-    communicator: of the view that was installed last, None before the first.
+    communicator: of the view that was installed last, None before the first. first: the view that was installed first.
     """
 
     def __init__(
@@ -63,6 +63,7 @@ class Views:
                 quicoll.engine.communicator.Communicator says them.
         """
         self.communicator: Communicator | None = None
+        self.first: View | None = None
         self._loop = loop
         self._node = node
         self._stragglers = stragglers
@@ -119,6 +120,7 @@ class Views:
             links: To every other rank of it.
         """
         self._lost.clear()
+        self.first = self.first or view
         self.communicator = communicator = Communicator(
             view,
             node=self._node,

@@ -82,6 +82,7 @@ __all__ = ["DEFAULT_S", "Reconfigurable", "StorePlace", "read_handles"]
 DEFAULT_S = 1800.0  # torch's own
 _HANDLE = re.compile(r"quicoll:[0-9a-f]{32}")
 _MOST = 1 << 16  # handles of one group
+_SHUTDOWN_S = 1.0
 _FIRST_PAUSE_S = 0.02
 _LAST_PAUSE_S = 0.25
 _NAMED = (
@@ -160,11 +161,14 @@ class Reconfigurable(Methods):
     # -- the end -------------------------------------------------------------------------------------------------
 
     def shutdown(self) -> None:
-        """Leave the job, if it is that of this group; waits until the others have what they need of this rank."""
+        """Leave the job, if it is that of this group: when the others have what they need of this rank.
+
+        Where that takes longer than a second, it goes on in the background, until the interpreter ends and has waited.
+        """
         self._ended = True
         self._aborts += 1
         if self._owner and self._session is not None:
-            self._session.close()
+            self._session.close(wait=_SHUTDOWN_S)
 
     def abort(self) -> None:
         """Leave the job at once: every operation under way raises, here and on the other ranks.

@@ -6,17 +6,28 @@ quicoll has a session of its own, at the store of that group.
 
     joining    a thread of its own meets the other ranks, or reads coordinator and certificates from the settings
     at work    operations are issued from any thread of the program
-    left       destroy_process_group, abort, or the end of the interpreter
+    leaving    destroy_process_group, abort, or the end of the interpreter: nothing more can be issued; its thread goes
+               on until the other ranks have what they need of this one
+    left       the thread has ended
 
 The view. Torch's ranks are fixed, so a session has one view: the first with all of its ranks, each with torch's number.
 Operations run outside of steps. When a rank is lost the view is over, every operation under way or called later raises
 on all ranks, and the session is good for nothing but to be left: a new process group has a new session, in which ranks
 meet anew. That is what torchrun does when it starts all ranks again.
 
-The end. Whoever leaves says so, and waits until its peers have ended what it took part in, which ends by the timeouts
-of their operations at the latest. At the end of the interpreter it waits a few seconds at most, and hardly at all where
-the program ended by an exception: then the others are told that this rank failed. The thread is a daemon; the child of
-a fork has none of this and leaves it alone.
+The end. Whoever leaves says so, and stays in the view until its peers have ended what it took part in, and, where not
+all ranks took part in everything (sub-groups, send and recv), until they end their work too: a view that has lost a
+rank is over, and with it operations of others that need nothing of the one that left. That ends by the timeout of
+operations at the latest. The program does not wait for it: `close` does for as long as it is told, and the thread stays
+behind. What it stays for may be far away, and the program may have to do something first without which the others do
+not come to their end. The end of the interpreter waits for what is left of that time. Groups that were not destroyed
+have a few seconds there, and hardly any where the program ended by an exception: then the others are told that this
+rank failed, and nobody stays. The thread is a daemon; the child of a fork has none of this and leaves it alone.
+Processes of multiprocessing end without the interpreter's own exit handlers, and so by its.
+
+The first view counts, though it may be over when this rank gets to see it: the others may have had it a moment before,
+and have left already, as in a program that makes a group and destroys it. The session is made then, as it was there,
+and what is called in it raises. A rank that the others have left before it was in that view has none: PeerError.
 
 Failure cases: a rank does not come: PeerError names rank 0, or at rank 0 whoever does not join, by the timeout of
 `init_process_group`, or after a minute where that is shorter: it is one of operations, and a coordinator has to
@@ -42,6 +53,7 @@ import asyncio
 import atexit
 import contextlib
 import hashlib
+import multiprocessing.util
 import os
 import re
 import sys
@@ -50,7 +62,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,7 +70,7 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-defined]  # public, not in its __all__
 
 from quicoll.config import Config, JoinSettings
-from quicoll.errors import LocalError, PeerError, QuicollError
+from quicoll.errors import JobDone, LocalError, PeerError, QuicollError
 from quicoll.job import join
 from quicoll.launchers import rank_of
 from quicoll.rendezvous.hosts import leave_host, own_host, share_host
@@ -76,6 +88,7 @@ __all__ = [
     "JobSession",
     "add_worlds",
     "coordinator_is_named",
+    "demand_place",
     "demand_shared",
     "open_session",
     "session_of_default_group",
@@ -84,6 +97,7 @@ __all__ = [
 _NAMED = ("argument", "QUICOLL_COORDINATOR", "QUICOLL_CERTS")
 _AGAIN_S = 0.05
 _EXIT_S = 5.0
+_HURRIED_S = 0.5
 _NAME = 32
 _MEET_S = 60.0  # for ranks to meet, at least
 _LOST_AFTER_S = 30.0
@@ -91,6 +105,7 @@ _MARGIN_S = 30.0  # for the thread to give an answer, after the time in which it
 
 _default: JobSession | None = None
 _open: weakref.WeakSet[JobSession] = weakref.WeakSet()
+_leaving: dict[int, JobSession] = {}  # by id, those whose threads stay behind
 
 
 class JobSession:
@@ -133,6 +148,8 @@ class JobSession:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
         self._leave: dict[str, Any] = {}
+        self._until = 0.0
+        self._going: asyncio.Task[None] | None = None
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="quicoll-torch", daemon=True)
         patience = store.timeout  # torch has given it that of the operations, which may be too short to read it
@@ -151,6 +168,7 @@ class JobSession:
             self.close(reason="not joined", patience=0.0, finished=False)
             raise PeerError(f"the ranks have not met within {self._meeting:g} s")
         _open.add(self)
+        _heed_the_end()
 
     def _raise_failure(self, took: float) -> None:
         failed = self._failed
@@ -199,13 +217,16 @@ class JobSession:
         except RuntimeError:
             return False
 
-    def close(self, *, reason: str = "done", patience: float | None = None, finished: bool = True) -> None:
-        """Leave the job, and wait until that is done. Another call does nothing, nor one in the child of a fork.
+    def close(
+        self, *, reason: str = "done", patience: float | None = None, finished: bool = True, wait: float | None = None
+    ) -> None:
+        """Leave the job. Another call does nothing, nor one in the child of a fork.
 
         Args:
             reason: Why, for the other ranks.
-            patience: Seconds in which the others may end what this rank took part in; None takes the timeout.
+            patience: Seconds for which this rank stays, for what others need of it; None takes the timeout.
             finished: Whether this rank's work has ended as it should.
+            wait: Seconds until this returns, where it takes longer; None: when it is done.
         """
         global _default
         with self._lock:
@@ -216,15 +237,38 @@ class JobSession:
         if closed or self._pid != os.getpid():
             return
         self._leave = {"reason": reason, "patience": patience, "finished": finished}
-        loop, stop = self._loop, self._stop
-        if loop is not None and stop is not None:
-            try:
-                loop.call_soon_threadsafe(stop.set)
-            except RuntimeError:  # it has ended by itself
-                return
         within = self._timeout if patience is None else patience
+        needs = within + _MARGIN_S if patience != 0.0 else _EXIT_S
+        self._until = time.monotonic() + needs
+        _leaving[id(self)] = self
+        if not self._tell(lambda: self._stop.set() if self._stop is not None else None):
+            _leaving.pop(id(self), None)
+            return
         if threading.current_thread() is not self._thread:
-            self._thread.join(within + _MARGIN_S if patience != 0.0 else _EXIT_S)
+            self._thread.join(needs if wait is None else min(wait, needs))
+
+    def stay(self, *, hurried: bool) -> None:
+        """Wait for the end of a session that was closed.
+
+        Args:
+            hurried: Whether it is to leave now, whatever others need of it.
+        """
+        if self._pid != os.getpid() or threading.current_thread() is self._thread:
+            return
+        if not hurried:
+            self._thread.join(max(self._until - time.monotonic(), 0.0))
+        if self._thread.is_alive() and self._tell(lambda: self._going.cancel() if self._going is not None else None):
+            self._thread.join(_EXIT_S)
+
+    def _tell(self, what: Callable[[], object]) -> bool:
+        """Have its thread do something. Return whether it can."""
+        if self._loop is None:
+            return False
+        try:
+            self._loop.call_soon_threadsafe(what)
+        except RuntimeError:  # it has ended by itself
+            return False
+        return True
 
     # -- its thread ----------------------------------------------------------------------------------------------
 
@@ -241,6 +285,7 @@ class JobSession:
         except BaseException as error:  # raised by whoever waits for this session
             self._failed = error
         finally:
+            _leaving.pop(id(self), None)
             self._ready.set()
 
     async def _live(self) -> None:
@@ -255,11 +300,15 @@ class JobSession:
 
     async def _work(self, stop: asyncio.Event) -> None:
         async with self._joined() as job:
-            await self._complete(job)
+            if coordinator_is_named():
+                await self._complete(job)
+            demand_place(job, self.rank, self._world_size, met=not coordinator_is_named())
             self._job = job
             self._ready.set()
             await stop.wait()
-            await job.aclose(**self._leave)
+            self._going = asyncio.ensure_future(job.aclose(**self._leave))
+            with contextlib.suppress(asyncio.CancelledError):  # hurried: it has left all the same
+                await self._going
 
     @asynccontextmanager
     async def _joined(self) -> AsyncIterator[Job]:
@@ -271,14 +320,14 @@ class JobSession:
             "handle_sigterm": False,
         }
         if not os.environ.get("QUICOLL_NODE"):
-            settings["node"] = f"worker-{self.rank}"
+            settings["node"] = _node(self.rank)
         if coordinator_is_named():
             async with join(**settings) as job:
                 yield job
             return
         if Config.named().sources["lost_after"] == "default":
             settings["lost_after"] = _LOST_AFTER_S
-        settings["node"] = f"worker-{self.rank}"  # certificates are made for it: no two ranks may have one name
+        settings["node"] = _node(self.rank)  # certificates are made for it: no two ranks may have one name
         async with meet_at(
             self._opened,
             Config.named(**settings),
@@ -287,7 +336,7 @@ class JobSession:
             at_host=self._at_host,
             source="rendezvous at torch's store",
             end_s=0.0,  # a program may go on, and make another group: nothing of it needs the coordinator's end
-        ) as meeting, join(**meeting.settings(settings)) as job:  # fmt: skip
+        ) as meeting, _joining(join(**meeting.settings(settings)), self.rank) as job:  # fmt: skip
             self.name = hashlib.sha256((Path(meeting.certs) / AUTHORITY_FILE).read_bytes()).hexdigest()[:_NAME]
             meeting.close()
             yield job
@@ -312,11 +361,50 @@ class JobSession:
                 break
             await asyncio.sleep(_AGAIN_S)
             await job.ready(timeout=max(deadline - loop.time(), _AGAIN_S))
-        if (job.rank, job.world_size) != (self.rank, self._world_size):
-            raise LocalError(
-                f"rank {self.rank} of {self._world_size} is rank {job.rank} of {job.world_size} in the job of the "
-                "coordinator that the settings name; start a coordinator for this launch alone"
-            )
+
+
+@asynccontextmanager
+async def _joining(joined: AbstractAsyncContextManager[Job], rank: int) -> AsyncIterator[Job]:
+    """Join. That the job is done is no good end here, where all ranks begin together."""
+    async with AsyncExitStack() as stack:
+        try:
+            job = await stack.enter_async_context(joined)
+        except JobDone:
+            raise PeerError(f"the other ranks have ended their work before rank {rank} was in their view") from None
+        yield job
+
+
+def demand_place(job: Job, rank: int, world_size: int, *, met: bool) -> None:
+    """Refuse a job whose view is not torch's world.
+
+    Args:
+        job: In its first view with this rank, or in the last one that was waited for.
+        rank: torch's of this process.
+        world_size: torch's.
+        met: Whether the ranks have met at torch's store; then nodes are named by their ranks.
+    Raises:
+        PeerError: Ranks that have met lack one, which has left before this one was in the view; it is named.
+        LocalError: The coordinator of the settings has other ranks.
+    """
+    if (job.rank, job.world_size) == (rank, world_size):
+        return
+    gone = [other for other in range(world_size) if met and job.view.rank_of(_node(other)) is None]
+    if gone:
+        raise PeerError(
+            f"left before rank {rank} was in the view of all {world_size} ranks",
+            rank=gone[0],
+            node=_node(gone[0]),
+            lost=tuple(sorted(_node(each) for each in gone)),
+        )
+    raise LocalError(
+        f"rank {rank} of {world_size} is rank {job.rank} of {job.world_size} in the job of the coordinator that the "
+        "settings name; start a coordinator for this launch alone"
+    )
+
+
+def _node(rank: int) -> str:
+    """What a process is called where ranks meet at torch's store."""
+    return f"worker-{rank}"
 
 
 def demand_shared(store: Any, world_size: int) -> None:
@@ -398,14 +486,25 @@ def session_of_default_group() -> JobSession | None:
 
 @atexit.register
 def _leave_all() -> None:
-    """The interpreter ends, and there are groups that were not destroyed."""
+    """The process ends: groups that were not destroyed leave, and those that were may have something to stay for."""
     failed = getattr(sys, "last_value", None) is not None
     for session in list(_open):
-        try:
+        with contextlib.suppress(QuicollError):
             session.close(
                 reason="its program ended by an exception" if failed else "its program ended",
-                patience=0.5 if failed else _EXIT_S,
+                patience=_HURRIED_S if failed else _EXIT_S,
                 finished=not failed,
             )
-        except QuicollError:
-            continue
+    for session in list(_leaving.values()):
+        session.stay(hurried=failed)
+
+
+_heeding = 0  # the process that has said so
+
+
+def _heed_the_end() -> None:
+    """Have a process of multiprocessing leave its groups at its end."""
+    global _heeding
+    if _heeding != os.getpid():
+        _heeding = os.getpid()
+        multiprocessing.util.Finalize(None, _leave_all, exitpriority=0)

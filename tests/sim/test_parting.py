@@ -50,6 +50,26 @@ def test_a_single_operation_ends_well_on_all_ranks_though_each_leaves_when_it_is
         assert outcome.results == (0, 1, 2, 3)  # each at its first try: nobody was started again
 
 
+@pytest.mark.parametrize("seed", [12, 32, 42])
+def test_a_rank_joins_the_view_that_the_others_have_left_by_then(seed: int) -> None:
+    """On these links the last of two ranks hears of the view, and that it is over, at one moment."""
+
+    async def worker(job: Job) -> tuple[int, int]:
+        seen = (job.view.view_id, job.world_size)
+        if job.rank == 0:
+            await job.aclose(patience=0.0)
+            return seen
+        with pytest.raises(PeerError):
+            await job.group.all_reduce(np.ones(1))
+        return seen
+
+    lossy = Conditions(latency_ns=5_000_000, jitter_ns=30_000_000, loss=0.2)
+    settings = Settings(ranks=2, limit=60.0, timeout=30.0, conditions=lossy)
+    outcome = Simulation(worker, seed=seed, settings=settings).run()
+    assert outcome.error is None, outcome.error
+    assert outcome.results == ((1, 2), (1, 2))
+
+
 def test_ranks_of_overlapping_groups_leave_one_by_one() -> None:
     async def worker(job: Job) -> int:
         pair = await job.group.split(job.rank // 2)

@@ -111,6 +111,13 @@ def test_a_view_is_at_work_until_it_breaks_and_installed_until_the_next_one_is(b
     assert views.present() == view(8)
 
 
+def test_the_view_that_was_installed_first_stays_known_though_others_follow(bench: Bench) -> None:
+    assert bench.views.first is None
+    for number in (7, 8, 9):
+        bench.install(view(number))
+        assert bench.views.first == view(7)
+
+
 def test_words_reach_the_communicator_of_their_view_and_no_other(bench: Bench) -> None:
     bench.install(view(7, "ab"))
     for node, word in [("b", absurd(view_id=6)), ("b", absurd(view_id=8)), ("x", absurd())]:

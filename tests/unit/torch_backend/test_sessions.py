@@ -13,8 +13,9 @@ torch = pytest.importorskip("torch")
 from torch.distributed import FileStore, HashStore, PrefixStore  # noqa: E402 - after the check that there is a torch
 
 from quicoll.errors import LocalError, PeerError  # noqa: E402 - likewise
+from quicoll.membership.view import Member, View  # noqa: E402 - likewise
 from quicoll.torch_backend.reconfiguration import Reconfigurable  # noqa: E402 - likewise
-from quicoll.torch_backend.sessions import JobSession, add_worlds, demand_shared  # noqa: E402 - likewise
+from quicoll.torch_backend.sessions import JobSession, add_worlds, demand_place, demand_shared  # noqa: E402 - likewise
 
 
 @pytest.mark.parametrize("prefixes", [0, 1, 3])
@@ -62,3 +63,27 @@ def test_who_was_started_for_another_number_of_ranks_is_named_where_ranks_have_n
     assert (added in str(error)) == (named is not None)
     assert "rank 2 did not come" in str(error)
     assert error.rank == 2
+
+
+def job_of(nodes: list[str], own: str) -> Any:
+    members = tuple(Member(rank=rank, node=node, incarnation=1) for rank, node in enumerate(nodes))
+    view = View(view_id=3, members=members, seed=0, committed_step=0, committed_view=0)
+    return SimpleNamespace(view=view, rank=view.rank_of(own), world_size=view.world_size)
+
+
+def test_the_view_of_all_ranks_is_torchs_world() -> None:
+    demand_place(job_of(["worker-0", "worker-1"], "worker-1"), 1, 2, met=True)
+    demand_place(job_of(["a", "b"], "a"), 0, 2, met=False)
+
+
+def test_who_left_before_this_rank_was_in_the_view_is_named() -> None:
+    with pytest.raises(PeerError, match="left before rank 2 was in the view of all 4 ranks") as found:
+        demand_place(job_of(["worker-1", "worker-2"], "worker-2"), 2, 4, met=True)
+    assert (found.value.rank, found.value.node, found.value.lost) == (0, "worker-0", ("worker-0", "worker-3"))
+
+
+@pytest.mark.parametrize("nodes", [["x", "y"], ["x", "z", "y"]])
+def test_a_coordinator_of_the_settings_that_has_other_ranks_is_refused(nodes: list[str]) -> None:
+    said = f"rank 0 of 2 is rank {len(nodes) - 1} of {len(nodes)} in the job of the coordinator that the settings name"
+    with pytest.raises(LocalError, match=said):
+        demand_place(job_of(nodes, "y"), 0, 2, met=False)
