@@ -10,6 +10,9 @@ locking_mode=EXCLUSIVE, taken at once
                       one process has the journal: a second coordinator would be a second decider. Set before the first
                       access it also lets the log do without shared memory, which network file systems do not have.
 fullfsync=ON          where fsync does not reach the platter (macOS); elsewhere it changes nothing
+wal_autocheckpoint    small: a log that grows has its new length synced with each append, and SQLite writes over a log
+                      from its beginning once it is folded into the file. While it grew, to 1,000 pages by default, an
+                      append took 0.4 to 2 ms; one in place takes 0.17
 
 Each row carries a checksum, because SQLite itself does not see a flipped bit inside a value. A journal with damage is
 refused as it stands: no row is repaired, cut off or overwritten, so that a person can still read what is there.
@@ -60,6 +63,7 @@ __all__ = ["Database", "Journal", "LeaseLost", "MemoryJournal", "RecordStore", "
 
 _APPLICATION_ID = 0x71434A31  # "qCJ1": tells `file` and us that this is ours
 _SCHEMA = 3
+_LOG_PAGES = 64
 _PROBE_SECONDS = 0.0  # a lock is never waited for: its owner keeps it
 
 # `facts` holds what is small and is replaced; views and commits grow, and are kept for the audit.
@@ -237,6 +241,7 @@ class Journal:
         database.execute("PRAGMA locking_mode=EXCLUSIVE")
         database.execute("PRAGMA synchronous=FULL")
         database.execute("PRAGMA fullfsync=ON")
+        database.execute(f"PRAGMA wal_autocheckpoint={_LOG_PAGES}")
         database.execute("PRAGMA trusted_schema=OFF")
         if not self._is_empty():
             self._identify()
