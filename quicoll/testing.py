@@ -239,6 +239,7 @@ class _Lent:
         self.loop = runtime.loop
         self.call = runtime.call
         self.begin = runtime.begin
+        self.post = runtime.post
         self.submit = runtime.submit
         self.wait = runtime.wait
 

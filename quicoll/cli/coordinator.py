@@ -51,6 +51,13 @@ def coordinator(
             help="File with the decisions, or postgresql://... ; a coordinator that comes back reads it.",
         ),
     ],
+    fsync: Annotated[
+        bool,
+        typer.Option(
+            help="With a file: each decision is on the disk before anybody hears of it. Not so, the journal survives "
+            "this process, and not the machine; for one that nobody reads after that."
+        ),
+    ] = True,
     listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Address; port 0 picks one.")] = "127.0.0.1:4433",
     seed: SeedOption = None,
     lost_after: Annotated[
@@ -138,6 +145,7 @@ def coordinator(
         job=job,
         certs=certs,
         journal=journal,
+        fsync=fsync,
         lease=lease,
         forget=node_patterns(forget),
         world_size=world_size,

@@ -74,6 +74,10 @@ class StepOutcomes:
         self.open = (index, number)
         self.cast = None
 
+    def not_begun(self) -> None:
+        """A step could not begin. What its caller does in it fails; no vote of an earlier one may be taken for its."""
+        self.open = self.cast = None
+
     def voted(self, view_id: int) -> None:
         """A vote for the open step is on its way."""
         if self.open is None:

@@ -81,6 +81,7 @@ if TYPE_CHECKING:
     from quicoll.engine.communicator import Ended, InFlight, Watch
     from quicoll.engine.decisions import Decision
     from quicoll.engine.messages import PeerMessage
+    from quicoll.engine.runtime import Cancellable
     from quicoll.membership.messages import FromRelay
     from quicoll.membership.view import View
     from quicoll.observability.events import Observers
@@ -292,29 +293,38 @@ class Engine:
         if communicator is not None:
             communicator.divide()
 
-    async def begin(self, view_id: int, number: int) -> None:
-        """Begin a step.
+    @property
+    def view_at_work(self) -> int:
+        """The id of the view that is at work, 0 while there is none. From any thread: as of a moment ago."""
+        view = self._views.present()
+        return 0 if view is None else view.view_id
+
+    def begin(self, view_id: int, number: int) -> None:
+        """Begin a step. Where its view is not at work any more, its operations fail, and so does its vote.
 
         Args:
             view_id: The view that the caller is in.
             number: The caller's number of the step.
-        Raises:
-            QuicollError: The view is not at work any more.
         """
-        communicator = self._views.at_work(view_id)
-        if communicator is None:
-            raise await self._views.why_over(view_id)
-        index = self._member.next_step
-        if index is None:
-            raise self._views.past(view_id)
+        communicator, index = self._views.at_work(view_id), self._member.next_step
+        if communicator is None or index is None:
+            self.steps.not_begun()
+            return
         communicator.begun(index)
         self.steps.begin(index, number)
         self._member.begin(index, now_ns=self._now_ns())
         self._work()
 
-    async def vote(
-        self, view_id: int, digest: bytes, groups: tuple[tuple[int, bytes], ...], *, timeout: float, unfinished: int
-    ) -> Decision:
+    def vote(
+        self,
+        view_id: int,
+        digest: bytes,
+        groups: tuple[tuple[int, bytes], ...],
+        ended: Callable[[Decision | None, BaseException | None], None],
+        *,
+        timeout: float,
+        unfinished: int,
+    ) -> Cancellable | None:
         """Vote for the open step and wait for the decision.
 
         A wait that ends without the decision, by its time or by cancelling, leaves the step in doubt: `decision` gives
@@ -324,29 +334,49 @@ class Engine:
             view_id: The view that the caller is in.
             digest: Of the results that all ranks have.
             groups: (id, digest) of those that a sub-group has.
+            ended: Called once, with what became of the vote or with an error: as `decision` has them, or why the view
+                broke before the vote; nothing was voted for then.
             timeout: Seconds to wait.
             unfinished: The step's operations that had not ended when the digest was made.
         Returns:
-            What became of the vote.
-        Raises:
-            Partitioned: The decision is not known in time.
-            QuicollError: The view broke before the vote; nothing was voted for.
+            The wait, by which it is cancelled; None where it has ended.
         """
         communicator = self._views.at_work(view_id)
         if self.steps.open is None or communicator is None:
-            raise await self._views.why_over(view_id)
+            return self._tell_why_over(view_id, ended)
         if unfinished or communicator.running:
             left = f"the step was left with {max(unfinished, communicator.running)} collectives still running"
             error = PeerError(left, rank=communicator.rank, node=self.config.node, view=view_id)
             communicator.fail(error)
-            raise error
+            ended(None, error)
+            return None
         index, _ = self.steps.open
         self.steps.voted(view_id)
         self._member.vote(index, ok=True, digest=digest, groups=groups, now_ns=self._now_ns())
         self._work()
-        return await self.decision(view_id, index, timeout)
+        return self.decision(view_id, index, ended, timeout=timeout)
 
-    async def decision(self, view_id: int, index: int, timeout: float) -> Decision:
+    def _tell_why_over(self, view_id: int, ended: Callable[[None, BaseException], None]) -> Cancellable:
+        """Tell why a view is over, when all ranks are told. A task of its own: no step that goes well needs it."""
+
+        async def wait() -> None:
+            error: BaseException
+            try:
+                error = await self._views.why_over(view_id)
+            except BaseException as raised:  # cancelled; whatever it is, somebody waits
+                error = raised
+            ended(None, error)
+
+        return self._loop.create_task(wait())
+
+    def decision(
+        self,
+        view_id: int,
+        index: int,
+        ended: Callable[[Decision | None, BaseException | None], None],
+        *,
+        timeout: float,
+    ) -> Cancellable:
         """Wait for what became of a vote.
 
         The view may be at work all that time, when another rank has not voted yet, or be long over.
@@ -354,12 +384,14 @@ class Engine:
         Args:
             view_id: The view of the vote.
             index: The coordinator's number of the step.
+            ended: As `quicoll.engine.waiting.Waiting.decision` has it.
             timeout: Seconds.
-        Raises:
-            Partitioned: It is not known in time, or the coordinator refuses this rank.
-            LocalError: The engine is closed.
+        Returns:
+            The wait, by which it is cancelled.
         """
-        return await self._waiting.decision(lambda: self.steps.decision(view_id, index), timeout, view_id=view_id)
+        return self._waiting.decision(
+            lambda: self.steps.decision(view_id, index), timeout, view_id=view_id, ended=ended
+        )
 
     async def unanswered(self, view_id: int, reason: str) -> tuple[int, int] | None:
         """Take note that the caller waits no longer for its step.

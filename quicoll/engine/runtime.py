@@ -3,7 +3,8 @@ taken for dead; or the caller's own loop, for simulated time and for tests.
 
 Calls cross here and nowhere else. A coroutine goes in, and a future comes out on the caller's loop (`call`). An
 operation, which is no task, is begun by a function that gets whom to tell of its end; a future comes out on the
-caller's loop (`begin`) or for a thread without one (`submit`, `wait`). What is called while the engine's thread is at
+caller's loop (`begin`) or for a thread without one (`submit`, `wait`). What nobody waits for takes its place among the
+calls, and nothing comes out (`post`). What is called while the engine's thread is at
 work begins together in one turn of its loop, in the order of the calls, and what that has to send goes together at the
 end of the same turn; a caller who waits goes on in the turn of his loop in which the end of his operation comes.
 Cancelling the future cancels what was called, though never before its first step: that is where an operation takes its
@@ -40,7 +41,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 from quicoll.engine.looking import LookingSelector
 from quicoll.errors import LocalError
 
-__all__ = ["Cancellable", "Gathering", "InlineRuntime", "Runtime", "Start", "ThreadRuntime"]
+__all__ = ["Begin", "Cancellable", "Gathering", "InlineRuntime", "Runtime", "Start", "ThreadRuntime"]
 
 log = logging.getLogger("quicoll")
 
@@ -64,15 +65,19 @@ class Gathering(Protocol):
     def send_gathered(self) -> None: ...
 
 
-Start: TypeAlias = Callable[[Callable[[int | None, BaseException | None], None]], Cancellable | None]
-"""Begins an operation on the engine's loop. It is given what to call at its end, with its result or with its error."""
+Begin: TypeAlias = Callable[[Callable[[T | None, BaseException | None], None]], Cancellable | None]
+"""Begins something on the engine's loop. It is given what to call at its end, with the result or with the error."""
+
+Start: TypeAlias = Begin[int]
+"""Begins an operation, whose result is its number."""
 
 
 class Runtime(Protocol):
     @property
     def loop(self) -> asyncio.AbstractEventLoop: ...
     def call(self, work: Coroutine[Any, Any, T]) -> asyncio.Future[T]: ...
-    def begin(self, start: Start, sender: Gathering) -> asyncio.Future[int]: ...
+    def begin(self, start: Begin[T], sender: Gathering) -> asyncio.Future[T]: ...
+    def post(self, work: Callable[[], None]) -> None: ...
     def submit(self, start: Start, sender: Gathering) -> concurrent.futures.Future[int]: ...
     def wait(self, answer: concurrent.futures.Future[Any], timeout: float | None) -> bool: ...
     async def aclose(self) -> None: ...
@@ -101,7 +106,7 @@ class ThreadRuntime:
         self._lock = threading.Lock()  # of the four below, so that no call comes between the last look and the end
         self._closed = self._stopping = False
         self._calls: dict[_Answer, None] = {}
-        self._queue: deque[tuple[_Answer, _Begin, Gathering | None]] = deque()  # called, and not begun
+        self._queue: deque[tuple[_Answer | None, _Begin, Gathering | None]] = deque()  # called, and not begun
         self._asked = False  # whether the thread has been asked to begin what is queued, and has not yet looked
         self._watching: asyncio.AbstractEventLoop | None = None  # the caller's loop on which the questions are asked
         self._ended: concurrent.futures.Future[None] = concurrent.futures.Future()
@@ -151,15 +156,19 @@ class ThreadRuntime:
         self._watch(answer.get_loop())
         return answer
 
-    def begin(self, start: Start, sender: Gathering) -> asyncio.Future[int]:
+    def begin(self, start: Begin[T], sender: Gathering) -> asyncio.Future[T]:
         """Begin an operation on the engine's loop, for a caller on an event loop."""
         loop = _running_loop()
-        answer = _OperationAnswer(loop=loop)
+        answer: _OperationAnswer[T] = _OperationAnswer(loop=loop)
         answer.runtime = self
         self._cross(answer, start, sender)
         if self._watching is not loop:
             self._watch(loop)
         return answer
+
+    def post(self, work: Callable[[], None]) -> None:
+        """Have `work` done on the engine's loop, in its place among the calls; from any thread but the engine's."""
+        self._cross(None, lambda _: work(), None)
 
     def submit(self, start: Start, sender: Gathering) -> concurrent.futures.Future[int]:
         """Begin an operation, for any thread but the engine's. `wait` for what this gives: that has an end."""
@@ -167,7 +176,7 @@ class ThreadRuntime:
         self._cross(answer, start, sender)
         return answer
 
-    def _cross(self, answer: _Answer, start: _Begin, sender: Gathering | None) -> None:
+    def _cross(self, answer: _Answer | None, start: _Begin, sender: Gathering | None) -> None:
         refused = self._refusal()
         if not refused:
             try:
@@ -175,14 +184,16 @@ class ThreadRuntime:
                     if self._closed:
                         refused = "the engine is closed"
                     else:
-                        self._calls[answer] = None
+                        if answer is not None:
+                            self._calls[answer] = None
                         self._queue.append((answer, start, sender))
                         if not self._asked:
                             self._asked = True
                             self._ask_to_begin()
             except BaseException:  # of a signal handler: the caller gets no future that it could cancel
                 self._asked = False  # perhaps the thread has not heard
-                answer.cancel()
+                if answer is not None:
+                    answer.cancel()
                 raise
         if refused:
             raise LocalError(refused)
@@ -244,7 +255,13 @@ class ThreadRuntime:
         for each in senders:
             each.send_gathered()
 
-    def _begin(self, answer: _Answer, start: _Begin) -> None:
+    def _begin(self, answer: _Answer | None, start: _Begin) -> None:
+        if answer is None:
+            try:
+                start(None)
+            except Exception as error:
+                self.loop.call_exception_handler({"message": "what was posted raised", "exception": error})
+            return
         try:
             answer.begun = start(partial(self._over, answer))
         except Exception as error:  # of our own code: nobody may have to wait for it
@@ -374,7 +391,7 @@ class _Signs:
         self._answered += 1
 
 
-_Begin: TypeAlias = Callable[[Callable[[Any, BaseException | None], None]], Any]
+_Begin: TypeAlias = Callable[[Any], Any]  # as `Begin`; what is posted is given None
 
 
 class _Answer(Protocol):
@@ -440,8 +457,8 @@ class _LoopAnswer(asyncio.Future[T]):
                 self.get_loop().call_exception_handler(about)
 
 
-class _OperationAnswer(_LoopAnswer[int]):
-    """Of an operation, whose failure nobody need ever look at: it breaks the view, and the next operation raises it."""
+class _OperationAnswer(_LoopAnswer[T]):
+    """Of what breaks the view where it fails, so that nobody need ever look at it: the next operation raises it."""
 
     def _settle(self, value: Any, error: BaseException | None) -> None:
         super()._settle(value, error)
@@ -534,11 +551,14 @@ class InlineRuntime:
         finally:
             self.loop.set_task_factory(factory)
 
-    def begin(self, start: Start, sender: Gathering) -> asyncio.Future[int]:
+    def begin(self, start: Begin[T], sender: Gathering) -> asyncio.Future[T]:
         answer: _InlineAnswer[Any] = _InlineAnswer(loop=self.loop)
         answer.begun = start(answer.settle)
         answer.starting = False
         return answer
+
+    def post(self, work: Callable[[], None]) -> None:
+        work()
 
     def submit(self, start: Start, sender: Gathering) -> concurrent.futures.Future[int]:
         raise LocalError("the engine shares the loop of its caller: there is no thread to wait for")

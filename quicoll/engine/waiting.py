@@ -1,6 +1,7 @@
 """What callers wait for: a view at work, or the decision of a step. And what they are told where it does not come.
 
-    waiting    it may still come; every change in the engine wakes all who wait, and they look again
+    waiting    it may still come; every change in the engine wakes all who wait, and they look again. Who waits for a
+               view is a task; a decision, of which there is one a step, is told by a call
     refused    the coordinator refuses this rank: no view comes any more, and no decision
     over       the job is done, or this rank was told to leave it: no view comes any more; a decision still may
     closed     the engine is closed: nothing comes any more
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from quicoll.engine.decisions import Decision
+    from quicoll.engine.runtime import Cancellable
     from quicoll.membership.member.actions import Dismissal, FreeToLeave, JobOver
     from quicoll.membership.view import View
 
@@ -44,6 +46,7 @@ class Waiting:
         self._default_address = default_address
         self._absence = absence
         self._changed: asyncio.Future[None] = loop.create_future()
+        self._verdicts: dict[_Verdict, None] = {}  # an ordered set: who waits for a decision
         self._held = ""  # why the coordinator cannot form a view
         self._refused = ""
         self._over: JobOver | Dismissal | FreeToLeave | None = (
@@ -60,6 +63,8 @@ class Waiting:
         """Have all who wait look again."""
         changed, self._changed = self._changed, self._loop.create_future()
         changed.set_result(None)
+        for verdict in list(self._verdicts):
+            self._look(verdict)
 
     def held(self, cause: str) -> None:
         """Take note of why no view can be formed now, "" where one can. Nobody is woken by that."""
@@ -113,35 +118,62 @@ class Waiting:
             raise Partitioned(f"no view within {timeout:g} s: {why}", node=self._node) from None
         return view
 
-    async def decision(self, known: Callable[[], Decision | None], timeout: float, *, view_id: int) -> Decision:
+    def decision(
+        self,
+        known: Callable[[], Decision | None],
+        timeout: float,
+        *,
+        view_id: int,
+        ended: Callable[[Decision | None, BaseException | None], None],
+    ) -> Cancellable:
         """Wait for what became of a vote.
 
         Args:
             known: Gives the decision, None until it is known.
             timeout: Seconds.
             view_id: The view of the vote, for errors.
-        Raises:
-            Partitioned: It is not known in time, or the coordinator refuses this rank.
-            LocalError: The engine is closed.
+            ended: Called once, with the decision or with an error: Partitioned where it is not known in time or the
+                coordinator refuses this rank, LocalError where the engine is closed, CancelledError where the wait is
+                cancelled. At once, where it is known.
+        Returns:
+            The wait, by which it is cancelled.
         """
-        try:
-            async with asyncio.timeout(timeout):
-                while (decision := known()) is None:
-                    if self._closed:
-                        raise job_closed()
-                    if self._refused:
-                        doubt = f"{self._refusal()}; whether the step is committed is not known"
-                        raise Partitioned(doubt, node=self._node, view=view_id)
-                    await asyncio.shield(self._changed)
-        except TimeoutError:
-            absence = self._absence()
-            raise Partitioned(
-                f"no decision within {timeout:g} s{f' ({absence})' if absence else ''}; whether the step is committed "
-                "is not known yet",
-                node=self._node,
-                view=view_id,
-            ) from None
-        return decision
+        verdict = _Verdict(self, known, view_id, ended)
+        self._verdicts[verdict] = None
+        self._look(verdict)
+        if verdict in self._verdicts:
+            verdict.timer = self._loop.call_later(timeout, self._too_late, verdict, timeout)
+        return verdict
+
+    def _look(self, verdict: _Verdict) -> None:
+        decision = verdict.known()
+        if decision is not None:
+            self._settle(verdict, decision, None)
+        elif self._closed:
+            self._settle(verdict, None, job_closed())
+        elif self._refused:
+            doubt = f"{self._refusal()}; whether the step is committed is not known"
+            self._settle(verdict, None, Partitioned(doubt, node=self._node, view=verdict.view_id))
+
+    def _too_late(self, verdict: _Verdict, timeout: float) -> None:
+        absence = self._absence()
+        doubt = (
+            f"no decision within {timeout:g} s{f' ({absence})' if absence else ''}; whether the step is committed "
+            "is not known yet"
+        )
+        self._settle(verdict, None, Partitioned(doubt, node=self._node, view=verdict.view_id))
+
+    def _settle(self, verdict: _Verdict, decision: Decision | None, error: BaseException | None) -> None:
+        if verdict not in self._verdicts:
+            return
+        del self._verdicts[verdict]
+        if verdict.timer is not None:
+            verdict.timer.cancel()
+        verdict.ended(decision, error)
+
+    def give_up(self, verdict: _Verdict) -> None:
+        """Wait for a decision no more."""
+        self._settle(verdict, None, asyncio.CancelledError())
 
     def _refusal(self) -> str:
         return f"the coordinator refuses this rank: {self._refused}"
@@ -151,6 +183,26 @@ class Waiting:
         if absence and self._default_address:
             absence += "; that is the default address, none was given"
         return absence or self._held or "the view is not complete"
+
+
+class _Verdict:
+    """One who waits for a decision."""
+
+    def __init__(
+        self,
+        waiting: Waiting,
+        known: Callable[[], Decision | None],
+        view_id: int,
+        ended: Callable[[Decision | None, BaseException | None], None],
+    ) -> None:
+        self.known = known
+        self.view_id = view_id
+        self.ended = ended
+        self.timer: asyncio.TimerHandle | None = None
+        self._waiting = waiting
+
+    def cancel(self) -> None:
+        self._waiting.give_up(self)
 
 
 def job_closed() -> LocalError:

@@ -132,7 +132,8 @@ class Supervisor:
                 (mode 0700, gone afterwards).
             events: Directory for the events files; None takes the temporary one.
             qlog: Directory for a qlog trace of each connection of every process; None writes none.
-            journal: The coordinator's; None takes a temporary one, and the job begins anew.
+            journal: The coordinator's; None takes a temporary one, and the job begins anew. That one survives the
+                coordinator's process, which may be started again, and not the machine, with which the run ends.
             listen: The coordinator's address; port 0 lets it pick one.
             seed: The job's; None takes the journal's or a drawn one, which the coordinator says.
             max_restarts: How often each node is started again within `restart_window`.
@@ -448,6 +449,8 @@ class Supervisor:
             return [*self._coordinator_command, "--listen", listen]
         argv = [sys.executable, "-m", "quicoll.cli.main", "coordinator", "--listen", listen, "--job", self._job]
         argv += ["--journal", str(journal), "--world-size", str(self._world_size), *self._coordinator_options]
+        if self._journal is None:
+            argv.append("--no-fsync")  # it goes with this run: after the machine has stopped nobody reads it
         return argv if self._lost_after is None else [*argv, "--lost-after", str(self._lost_after)]
 
     def _checked(self, certs: Path) -> Path:

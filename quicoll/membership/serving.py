@@ -62,6 +62,7 @@ async def serve(
     job: str,
     certs: str | Path,
     journal: str | Path,
+    fsync: bool = True,
     lease: float = 5.0,
     forget: Sequence[str] = (),
     world_size: int,
@@ -89,6 +90,8 @@ async def serve(
         certs: Directory with coordinator-<node>.pem.
         journal: SQLite file, made if missing; a coordinator that is started again goes on from it. Or the URL of a
             PostgreSQL database, postgresql://...; then several coordinators may run, of which one leads.
+        fsync: With a file, whether a decision is on the disk before anybody hears of it. False only for a journal that
+            nobody reads once this machine has stopped: it survives the coordinator's process, and not the machine.
         lease: With PostgreSQL, seconds after its last sign of life in the database until another takes the lead from
             the one that has it; and how long the leader tries to reach the database before it stands by again.
         forget: Nodes of the last view that are gone for good and shall not be waited for, where too few are left for a
@@ -117,6 +120,8 @@ async def serve(
         JournalError: The journal cannot be read or written. With PostgreSQL: it cannot be opened at the start, or it
             refuses a record; where another coordinator leads, or the database is away, this one stands by again.
     """
+    if not fsync and _is_shared(journal):
+        raise LocalError("fsync = False is for a journal in a file; what PostgreSQL does is its own setting")
     seed = None if seed is None else whole(seed, "seed")
     config = coordinator_config(
         whole(world_size, "world_size"),
@@ -160,7 +165,7 @@ async def serve(
         if _is_shared(journal):
             await _serve_shared(make, str(journal), config, job, seconds(lease, "lease"), observers, ready)
         else:
-            await _serve_alone(make, journal, config, job, ready)
+            await _serve_alone(make, journal, config, job, ready, fsync=fsync)
     finally:
         io.close()
 
@@ -171,9 +176,11 @@ async def _serve_alone(
     config: CoordinatorConfig,
     job: str,
     ready: Callable[[CoordinatorService], None] | None,
+    *,
+    fsync: bool,
 ) -> None:
     """Lead with a journal that is nobody else's."""
-    store = Journal.open(path, job=job)
+    store = Journal.open(path, job=job, fsync=fsync)
     try:
         service = make(journal=store, config=_seeded(config, store))
         async with _ending(service):

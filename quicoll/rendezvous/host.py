@@ -89,6 +89,7 @@ async def _serve(order: dict[str, Any], directory: Path) -> None:
             job=order["job"],
             certs=directory,
             journal=directory / "journal.sqlite",
+            fsync=False,  # nobody reads it after this process
             world_size=order["world_size"],
             observer=observe,
             ready=services.append,

@@ -5,6 +5,11 @@
     body    compute, call collectives; an error here ends the step on all ranks
     leave   vote with the digest of all results; the coordinator decides; committed on all ranks or on none
 
+Where the view goes on, nothing is waited for at the entry: what begins the step is posted to the engine, and the vote,
+which follows it there, is the one thing of a step that is waited for. A view that ends between the last look at it and
+the step's begin is noticed by the first operation, or by the vote: the step has not begun then, and nothing of it is
+voted for.
+
 States are compared when a view begins and, at times, beside a step (quicoll.state.keeper): the digest is made at the
 step's entry, its exchange goes on beside the body, and is looked at when the step is left, before the vote. Where
 states differ, the step is aborted on all ranks, which ends its view, and the next entry heals it.
@@ -52,6 +57,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from quicoll.checks import seconds
@@ -81,7 +87,7 @@ if TYPE_CHECKING:
     from quicoll.collectives.group import Group
     from quicoll.engine.decisions import Decision
     from quicoll.engine.engine import Engine
-    from quicoll.engine.runtime import Runtime
+    from quicoll.engine.runtime import Begin, Runtime
     from quicoll.membership.view import View
     from quicoll.state.rank_state import RankState
     from quicoll.state.synchronisation import StateCheck, ViewState
@@ -227,11 +233,11 @@ class StepProtocol:
             try:
                 await self._keeper.teach(view, timeout=self._context.config.timeout)
                 self._check = self._keeper.begin_check()
-                await self._runtime.call(self._engine.begin(view.view_id, attempt.number))
+                self._runtime.post(partial(self._engine.begin, view.view_id, attempt.number))
             except (PeerError, Corrupted, Partitioned) as error:
                 raise self._aborted(error, attempt.number) from error
             except BaseException as error:
-                # Cancelled, perhaps when the step had begun there: nobody would ever vote for it.
+                # Cancelled, for one: the others may be in the step, and nobody here would ever vote for it.
                 await self._give_up(view.view_id, self._why_given_up(error))
                 raise
             self._context.open(attempt.number)
@@ -309,6 +315,8 @@ class StepProtocol:
             await self._settle(self._doubt, timeout)
             timeout = max(deadline - clock(), 0.0)
         left = after
+        if not after and self._synchronised and self._engine.view_at_work == self._synchronised:
+            return
         while True:
             version = None if self.state.torn or self.state.save is None else self.state.version
             view = at_work(await self._runtime.call(self._engine.wait_view(timeout, after=left)), version)
@@ -359,7 +367,8 @@ class StepProtocol:
         """Wait for the decision on a vote in doubt, for at most `timeout` seconds. Raises Partitioned without one."""
         vote = await self._unanswered(doubt.view_id, "left its step before its vote")
         if vote is not None:
-            decision = await self._runtime.call(self._engine.decision(*vote, timeout))
+            wait: Begin[Decision] = partial(self._engine.decision, *vote, timeout=timeout)
+            decision = await self._runtime.begin(wait, self._engine.endpoint)
             if decision.commit:
                 await self.apply(doubt.attempt, decision.index)
         self._doubt = None
@@ -446,14 +455,14 @@ class StepProtocol:
             view_id: The view in which it ran.
             unfinished: How many of its operations had not ended when it was left. The engine refuses the vote if any.
         """
-        self._doubt = _Doubt(
-            attempt, view_id
-        )  # before the vote: whatever ends the wait, it has been cast or it has not
+        # Before the vote: whatever ends the wait, it has been cast or it has not.
+        self._doubt = _Doubt(attempt, view_id)
         try:
             digest, groups = self._context.digests(attempt.number)
-            decision = await self._runtime.call(
-                self._engine.vote(view_id, digest, groups, timeout=self._hold_timeout, unfinished=unfinished)
+            vote: Begin[Decision] = partial(
+                self._engine.vote, view_id, digest, groups, timeout=self._hold_timeout, unfinished=unfinished
             )
+            decision = await self._runtime.begin(vote, self._engine.endpoint)
         except (PeerError, Corrupted) as error:
             self._doubt = None
             raise self._aborted(error, attempt.number) from error
@@ -461,8 +470,8 @@ class StepProtocol:
             raise
         except BaseException as error:  # Partitioned, cancelled, or of a signal handler
             # Shielded: another cancellation must not leave us without knowing whether the vote was cast.
-            vote = await asyncio.shield(asyncio.ensure_future(self._unanswered(view_id, type(error).__name__)))
-            if vote is None:
+            cast = await asyncio.shield(asyncio.ensure_future(self._unanswered(view_id, type(error).__name__)))
+            if cast is None:
                 self._doubt = None
                 if isinstance(error, Partitioned):
                     raise self._aborted(error, attempt.number) from error

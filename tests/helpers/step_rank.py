@@ -64,17 +64,37 @@ class FakeRuntime:
     def call(self, work: Coroutine[Any, Any, Any]) -> Awaitable[Any]:
         return asyncio.ensure_future(work)
 
+    def begin(self, start: Callable[[Any], Any], sender: Any) -> asyncio.Future[Any]:
+        answer: asyncio.Future[Any] = self.loop.create_future()
+
+        def ended(value: Any, error: BaseException | None) -> None:
+            if answer.done():
+                return
+            if error is None:
+                answer.set_result(value)
+            else:
+                answer.set_exception(error)
+
+        begun = start(ended)
+        answer.add_done_callback(lambda _: begun.cancel())
+        return answer
+
+    def post(self, work: Callable[[], None]) -> None:
+        work()
+
     async def aclose(self) -> None: ...
 
 
 class FakeEngine:
-    """Answers with `answers[method]`: a value, an error to raise, or a function. `calls`: what was asked."""
+    """Answers with `answers[method]`: a value, an error to raise, or a function. `calls`: what was asked.
+
+    view_at_work: what the engine says of itself; 0 has each entry ask for a view.
+    """
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
         self.answers: dict[str, Any] = {
             "wait_view": view(1),
-            "begin": None,
             "vote": committed(),
             "unanswered": None,
             "decision": committed(),
@@ -83,6 +103,8 @@ class FakeEngine:
             "step_out": None,
             "ask_to_leave": False,
         }
+        self.view_at_work = 0
+        self.endpoint: Any = None
         self.lessons: Any = None
         self.block_lessons: Any = None
 
@@ -107,17 +129,26 @@ class FakeEngine:
     def step_in(self) -> None:
         self.calls.append(("step_in",))
 
-    async def begin(self, view_id: int, number: int) -> None:
-        await self._answer("begin", view_id, number)
+    def begin(self, view_id: int, number: int) -> None:
+        self.calls.append(("begin", view_id, number))
 
-    async def vote(self, view_id: int, digest: bytes, groups: Any, *, timeout: float, unfinished: int) -> Any:
-        return await self._answer("vote", view_id, digest, groups, timeout, unfinished)
+    def _tell(self, ended: Callable[[Any, Any], None], work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        def over(task: asyncio.Task[Any]) -> None:
+            error = asyncio.CancelledError() if task.cancelled() else task.exception()
+            ended(None if error is not None else task.result(), error)
+
+        task = asyncio.ensure_future(work)
+        task.add_done_callback(over)
+        return task
+
+    def vote(self, view_id: int, digest: bytes, groups: Any, ended: Any, *, timeout: float, unfinished: int) -> Any:
+        return self._tell(ended, self._answer("vote", view_id, digest, groups, timeout, unfinished))
 
     async def unanswered(self, view_id: int, reason: str) -> Any:
         return await self._answer("unanswered", view_id, reason)
 
-    async def decision(self, view_id: int, index: int, timeout: float) -> Any:
-        return await self._answer("decision", view_id, index, timeout)
+    def decision(self, view_id: int, index: int, ended: Any, *, timeout: float) -> Any:
+        return self._tell(ended, self._answer("decision", view_id, index, timeout))
 
     async def give_up(self, view_id: int, reason: str) -> None:
         await self._answer("give_up", view_id, reason)

@@ -287,7 +287,7 @@ class MemberCore:
         """Begin `step`. Raises LocalError when it is not `next_step`."""
         if self._local is None or step != self.next_step:
             raise LocalError(f"step {step} cannot begin; next is {self.next_step}", step=step)
-        self._tell(self._local.begin(step))
+        self._local.begin(step, now_ns=now_ns)
 
     def vote(
         self,
@@ -379,6 +379,7 @@ class MemberCore:
             return
         self._leaving, self._finished = True, finished
         if self._welcomed and self._state is not MemberState.DETACHED:
+            self._announce()  # or it would be taken to leave at a boundary, where nobody waits for its vote
             self._tell_leave(reason)
         unanswered = self._state is MemberState.JOINING and not self._welcomed
         if self.open_step is None and self._progress.doubt is None and not unanswered:
@@ -389,6 +390,9 @@ class MemberCore:
 
     def handle_timer(self, now_ns: int) -> None:
         """Do what is due at `now_ns`; harmless when nothing is."""
+        begin_ns = self._announce_ns
+        if begin_ns is not None and begin_ns <= now_ns:
+            self._announce()
         awaited = self._wait.overdue(now_ns=now_ns)
         if awaited is Awaited.LINKS and self._local is not None:
             self._answer(self._local.decline((), f"no links within {self._wait.form_ns / 1e9:g} s"), now_ns)
@@ -399,7 +403,10 @@ class MemberCore:
 
     def next_timer(self) -> int | None:
         """Return when `handle_timer` has to be called at the latest; None when nothing is pending."""
-        return self._wait.deadline_ns
+        begin_ns, deadline_ns = self._announce_ns, self._wait.deadline_ns
+        if begin_ns is None or deadline_ns is None:
+            return deadline_ns if begin_ns is None else begin_ns
+        return min(begin_ns, deadline_ns)
 
     def next_action(self) -> MemberAction | None:
         """Return the next action to carry out; None when there is none."""
@@ -540,6 +547,16 @@ class MemberCore:
             self._local.decided()
         self._progress.commit(step)
         self._out.append(Decided(view_id, step, True, cause))
+
+    @property
+    def _announce_ns(self) -> int | None:
+        return None if self._local is None else self._local.announce_ns
+
+    def _announce(self) -> None:
+        """Tell the coordinator that a step is open here, if it has not heard of it."""
+        begin = None if self._local is None else self._local.announce()
+        if begin is not None:
+            self._tell(begin)
 
     def _forming(self, view_id: int) -> LocalView | None:
         """Return the local view, if `view_id` is being formed."""

@@ -9,12 +9,19 @@ It begins with the proposal and ends with the view. In between
 and, while the view is installed, for one step after another
 
     free        no step is open here
-    open        begun and not voted on: this member alone can make sure that the step is not committed
+    open        begun and not voted on: this member alone can make sure that the step is not committed. The coordinator
+                hears of it by the vote; or, where that does not follow within `BEGIN_NS`, by a Begin before it. So a
+                short step costs it one message of each member
     voted       the point of no return, if the vote is ok: only the coordinator knows what became of the step
 
 until the view has `failed`: a report is on its way, the view cannot go on, and no step is begun in it any more.
 
-Invariants: a step is voted on once, after it was begun; each lost peer is reported once; at the end `Deactivate` comes
+What a Begin is for: the coordinator takes a boundary to be one on every member when `quiet_ns` have passed since the
+last decision, and may have another view follow then. BEGIN_NS is a small part of that, no more than what the network
+adds.
+
+Invariants: a step is voted on once, after it was begun; a Begin comes before the vote or not at all; each lost peer is
+reported once; at the end `Deactivate` comes
 before the decision of the step that was open, since code that sees the abort may rely on it that nothing of the step
 is running any more. Where the coordinator is lost after an ok vote, the step outlives the view as a doubt
 (`step_in_doubt`), and the end of the view does not decide it.
@@ -25,7 +32,7 @@ Messages and actions are made here and returned; core.py says when, sends them, 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from quicoll.membership.member.actions import Deactivate, Decided
 from quicoll.membership.messages import BeginStep, Confirm, Decline, FailureKind, Report, Vote, clip
@@ -34,7 +41,9 @@ if TYPE_CHECKING:
     from quicoll.membership.member.actions import MemberAction
     from quicoll.membership.view import View
 
-__all__ = ["LocalView", "ViewEnd"]
+__all__ = ["BEGIN_NS", "LocalView", "ViewEnd"]
+
+BEGIN_NS: Final = 5_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +74,7 @@ class LocalView:
         answered: Whether it was confirmed or declined.
         step: The step that is open here; None without one.
         vote: How it was voted on; None before.
+        announce_ns: When the coordinator has to hear that the step is open; None where it has, or needs not.
         failed: Whether a report of this view is on its way.
     """
 
@@ -74,6 +84,7 @@ class LocalView:
         self.answered = False
         self.step: int | None = None
         self.vote: bool | None = None
+        self.announce_ns: int | None = None
         self.failed = False
         self._node = node
         self._lost: dict[str, None] = {}  # lost peers; an ordered set
@@ -119,17 +130,25 @@ class LocalView:
 
     # Steps
 
-    def begin(self, step: int) -> BeginStep:
+    def begin(self, step: int, *, now_ns: int) -> None:
         """Begin a step."""
         self.step = step
         self.vote = None
-        return BeginStep(view_id=self.view.view_id, step=step)
+        self.announce_ns = now_ns + BEGIN_NS
+
+    def announce(self) -> BeginStep | None:
+        """Say that the step is open; None where the coordinator has heard of it, or none is."""
+        if self.step is None or self.announce_ns is None:
+            return None
+        self.announce_ns = None
+        return BeginStep(view_id=self.view.view_id, step=self.step)
 
     def cast_vote(
         self, step: int, *, ok: bool, digest: bytes, reason: str, culprit: str, groups: tuple[tuple[int, bytes], ...]
     ) -> Vote:
         """Vote on the step that is open."""
         self.vote = ok
+        self.announce_ns = None
         return Vote(
             view_id=self.view.view_id,
             step=step,
@@ -148,7 +167,7 @@ class LocalView:
 
     def decided(self) -> None:
         """Close the step: the coordinator has decided it, and the view goes on."""
-        self.step = self.vote = None
+        self.step = self.vote = self.announce_ns = None
 
     def step_in_doubt(self) -> tuple[int, int] | None:
         """Return (view_id, step) of a step that may be committed although the coordinator was lost; None without one.

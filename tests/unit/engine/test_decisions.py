@@ -43,6 +43,15 @@ def test_a_vote_in_one_step_says_nothing_of_the_next() -> None:
     assert steps.open is None
 
 
+def test_a_step_that_could_not_begin_has_not_the_vote_of_the_one_before_it() -> None:
+    steps, _ = observed()
+    steps.begin(7, 70)
+    steps.voted(3)
+    steps.decided(Decided(3, 7, True, ""))
+    steps.not_begun()
+    assert (steps.open, steps.cast) == (None, None)
+
+
 def test_a_decision_is_of_one_view_though_an_index_is_tried_in_many() -> None:
     steps, events = observed()
     steps.decided(Decided(3, 7, False, "b was lost", ("b",), "b"))

@@ -325,6 +325,47 @@ def test_calls_and_operations_begin_in_the_order_in_which_they_were_made() -> No
     assert seen == list(range(30))
 
 
+def test_what_is_posted_takes_its_place_among_the_operations() -> None:
+    runtime = ThreadRuntime("test")
+    seen: list[str] = []
+
+    def noting(name: str) -> Start:
+        def begin(ended: Callable[[Any, BaseException | None], None]) -> None:
+            seen.append(name)
+            ended(0, None)
+
+        return begin
+
+    go_on = held(runtime)
+    first = runtime.submit(noting("a"), SENDER)
+    runtime.post(lambda: seen.append("b"))
+    second = runtime.submit(noting("c"), SENDER)
+    runtime.post(lambda: seen.append("d"))
+    go_on.set()
+    assert runtime.wait(first, None)
+    assert runtime.wait(second, None)
+    asyncio.run(runtime.aclose())
+    assert seen == ["a", "b", "c", "d"]
+    with pytest.raises(LocalError, match="the engine is closed"):
+        runtime.post(lambda: seen.append("e"))
+
+
+def test_what_is_posted_and_raises_is_reported_and_keeps_nobody_waiting() -> None:
+    runtime = ThreadRuntime("test")
+    reported: list[dict[str, Any]] = []
+    runtime.loop.set_exception_handler(lambda loop, context: reported.append(context))
+
+    def post_and_call() -> None:
+        runtime.post(lambda: 1 // 0)
+        answer = runtime.submit(beginning(lambda: asyncio.sleep(0, 7)), SENDER)
+        assert runtime.wait(answer, None)
+        assert answer.result() == 7
+
+    post_and_call()
+    asyncio.run(runtime.aclose())
+    assert [type(each["exception"]) for each in reported] == [ZeroDivisionError]
+
+
 async def test_who_waits_on_a_loop_goes_on_in_the_turn_in_which_the_end_comes() -> None:
     """Each turn of the loop is time that an operation takes."""
     runtime, loop = ThreadRuntime("test"), asyncio.get_running_loop()

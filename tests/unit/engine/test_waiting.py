@@ -39,10 +39,20 @@ class Bench:
         self.turn()
         return task
 
-    def wait_decision(self, timeout: float = 5.0) -> asyncio.Task[Any]:
-        task = self.loop.create_task(self.waiting.decision(lambda: self.decided, timeout, view_id=7))
+    def wait_decision(self, timeout: float = 5.0) -> asyncio.Future[Any]:
+        told: asyncio.Future[Any] = self.loop.create_future()
+
+        def ended(decision: Decision | None, error: BaseException | None) -> None:
+            if error is None:
+                told.set_result(decision)
+            elif isinstance(error, asyncio.CancelledError):
+                told.cancel()
+            else:
+                told.set_exception(error)
+
+        self.wait = self.waiting.decision(lambda: self.decided, timeout, view_id=7, ended=ended)
         self.turn()
-        return task
+        return told
 
 
 @pytest.fixture
@@ -51,7 +61,7 @@ def bench() -> Iterator[Bench]:
         yield Bench(world)
 
 
-def error_of(task: asyncio.Task[Any]) -> QuicollError:
+def error_of(task: asyncio.Future[Any]) -> QuicollError:
     assert task.done()
     error = task.exception()
     assert isinstance(error, QuicollError)
@@ -110,8 +120,24 @@ def test_a_refusal_reaches_all_who_wait_and_all_who_come_later(bench: Bench) -> 
     assert doubt.message == ("the coordinator refuses this rank: no place; whether the step is committed is not known")
 
 
+def test_a_wait_for_a_decision_that_is_cancelled_is_told_so_once(bench: Bench) -> None:
+    decision = bench.wait_decision()
+    bench.wait.cancel()
+    bench.decided = DECISION
+    bench.waiting.wake()
+    bench.wait.cancel()
+    bench.turn(6.0)
+    assert decision.cancelled()
+
+
+def test_a_decision_that_is_known_is_told_at_once_and_no_timer_is_left(bench: Bench) -> None:
+    bench.decided = DECISION
+    assert bench.wait_decision(1.0).result() is DECISION
+    bench.turn(2.0)
+
+
 def test_the_end_of_the_engine_comes_before_every_other_reason(bench: Bench) -> None:
-    tasks = [bench.wait_view(), bench.wait_decision()]
+    tasks: list[asyncio.Future[Any]] = [bench.wait_view(), bench.wait_decision()]
     assert not bench.waiting.closed
     bench.waiting.close()
     bench.waiting.refuse("no place")

@@ -142,13 +142,18 @@ def test_each_append_is_synced_to_the_disk_before_it_returns(path: Path, connect
         assert not path.with_name(path.name + "-shm").exists()  # no shared memory: a second process must not get in
 
 
+def test_where_the_disk_is_left_out_nothing_is_synced(path: Path, connect: Connect) -> None:
+    with Journal.open(path, job="job", connect=connect, fsync=False) as journal:
+        assert journal._database.execute("PRAGMA synchronous").fetchone() == (0,)  # OFF
+
+
 WRITER = """
 import sys
 from quicoll.membership.coordinator.history import Committed, InstalledView, Proposed, Seeded
 from quicoll.membership.coordinator.lessons import Lessons, NodeLesson
 from quicoll.membership.journal import Journal
 from quicoll.membership.view import Member, View
-journal = Journal.open(sys.argv[1], job="job")
+journal = Journal.open(sys.argv[1], job="job", fsync=sys.argv[2] == "True")
 view = View(view_id=1, members=(Member(rank=0, node="a", incarnation=1),), seed=5, committed_step=0, committed_view=0)
 for record in (Seeded(5), Proposed(1), InstalledView(view)):
     journal.append(record)
@@ -161,9 +166,10 @@ while True:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("steps", [1, 7, 40])
-def test_a_killed_process_loses_nothing_that_it_has_announced(path: Path, steps: int) -> None:
-    with subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True) as writer:
+@pytest.mark.parametrize(("steps", "fsync"), [(1, True), (7, True), (40, True), (7, False), (200, False)])
+def test_a_killed_process_loses_nothing_that_it_has_announced(path: Path, steps: int, fsync: bool) -> None:
+    command = [sys.executable, "-c", WRITER, str(path), str(fsync)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
         assert writer.stdout is not None
         announced = [int(writer.stdout.readline()) for _ in range(steps)][-1]
         with pytest.raises(JournalError, match="in use by another coordinator"):

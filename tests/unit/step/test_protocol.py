@@ -23,6 +23,7 @@ from quicoll.errors import (
     StepAborted,
 )
 from quicoll.state.version import StateVersion
+from quicoll.step.attempt import StepAttempt
 from quicoll.step.protocol import StepPhase
 
 if TYPE_CHECKING:
@@ -269,25 +270,19 @@ async def test_a_rank_that_cannot_take_the_state_ends_the_view_for_the_others() 
     assert rank.protocol.phase is StepPhase.OUTSIDE
 
 
-async def test_a_step_that_the_engine_cannot_begin_is_aborted() -> None:
+async def test_while_the_view_goes_on_nothing_is_waited_for_at_the_entry() -> None:
     rank = Rank()
-    rank.engine.answers["begin"] = PeerError("the view is over")
-    with pytest.raises(StepAborted, match="step 1 was not committed: the view is over"):
-        await rank.one()
-    assert (rank.protocol.phase, rank.context.log, rank.engine.asked("give_up")) == (StepPhase.OUTSIDE, [], [])
-
-
-async def test_an_entry_that_is_cancelled_ends_the_view_since_the_step_may_have_begun() -> None:
-    rank = Rank()
-    rank.engine.answers["begin"] = asyncio.Event()
-    task = asyncio.ensure_future(rank.one())
-    while not rank.engine.asked("begin"):  # noqa: ASYNC110 - one turn of the loop after the other
-        await asyncio.sleep(0)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert rank.engine.asked("give_up") == [(1, "CancelledError")]
-    assert rank.protocol.phase is StepPhase.OUTSIDE
+    await rank.one()
+    rank.engine.view_at_work = 1
+    rank.engine.calls.clear()
+    entry = rank.protocol.enter(attempt := StepAttempt())
+    with pytest.raises(StopIteration):  # it is over without a turn of the loop
+        entry.send(None)
+    assert rank.engine.calls == [("begin", 1, 2)]
+    await rank.protocol.leave(attempt, None)
+    rank.engine.view_at_work, rank.engine.answers["wait_view"] = 2, view(2)
+    await rank.one()
+    assert [call[0] for call in rank.engine.calls] == ["begin", "vote", "wait_view", "begin", "vote"]
 
 
 # -- the audit -------------------------------------------------------------------------------------------------------

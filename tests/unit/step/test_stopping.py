@@ -25,10 +25,9 @@ async def test_a_rank_that_is_asked_to_stop_ends_its_open_step_and_enters_no_oth
     assert (len(rank.engine.calls), rank.protocol.phase, rank.ran) == (asked, StepPhase.OUTSIDE, [1])
 
 
-@pytest.mark.parametrize("waits_in", ["wait_view", "begin"])
-async def test_a_wait_at_the_entry_ends_when_the_rank_is_asked_to_stop(waits_in: str) -> None:
+async def test_a_wait_at_the_entry_ends_when_the_rank_is_asked_to_stop() -> None:
     rank = Rank()
-    rank.engine.answers[waits_in] = lambda: rank.stop.ask() or asyncio.Event()
+    rank.engine.answers["wait_view"] = lambda: rank.stop.ask() or asyncio.Event()
     forever = rank.engine._answer
 
     async def answer(method: str, *arguments: Any) -> Any:
@@ -39,8 +38,7 @@ async def test_a_wait_at_the_entry_ends_when_the_rank_is_asked_to_stop(waits_in:
     with pytest.raises(Terminated):
         await rank.one()
     assert (rank.ran, rank.protocol.phase) == ([], StepPhase.OUTSIDE)
-    # Nobody may wait for a step that this rank has perhaps begun, and will never vote for.
-    assert rank.engine.asked("give_up") == ([] if waits_in == "wait_view" else [(1, "terminated")])
+    assert rank.engine.asked("give_up") == []
 
 
 async def test_a_decision_in_doubt_is_not_waited_for_by_a_rank_that_is_asked_to_stop() -> None:

@@ -10,6 +10,7 @@ from quicoll.errors import LocalError
 from quicoll.membership import messages as m
 from quicoll.membership.member import actions as a
 from quicoll.membership.member.core import MemberCore
+from quicoll.membership.member.local_view import BEGIN_NS
 from quicoll.membership.member.states import MemberState
 from quicoll.membership.view import Member, View
 
@@ -199,7 +200,7 @@ def test_a_step_is_begun_voted_for_and_committed() -> None:
     bench = Bench()
     bench.active(view(committed=4, by=0))
     assert bench.core.next_step == 5
-    assert bench.do("begin", 5) == [a.TellCoordinator(m.BeginStep(view_id=1, step=5))]
+    assert bench.do("begin", 5) == []
     assert bench.core.open_step == 5
     assert bench.core.next_step is None
     assert bench.do("vote", 5, ok=True, digest=b"d") == [
@@ -208,6 +209,34 @@ def test_a_step_is_begun_voted_for_and_committed() -> None:
     assert bench.hear(m.Decide(view_id=1, step=5, commit=True)) == [a.Decided(1, 5, True)]
     assert bench.core.committed_step == 5
     assert bench.core.next_step == 6
+
+
+def test_a_step_that_lasts_is_announced_before_its_vote_and_once() -> None:
+    bench = Bench()
+    bench.in_step(5)
+    assert bench.core.next_timer() == BEGIN_NS
+    assert bench.tick(BEGIN_NS - 1) == []
+    assert bench.tick(1) == [a.TellCoordinator(m.BeginStep(view_id=1, step=5))]
+    assert bench.core.next_timer() is None
+    assert bench.tick(BEGIN_NS) == []
+    assert bench.do("vote", 5, ok=True) == [a.TellCoordinator(m.Vote(view_id=1, step=5, ok=True))]
+
+
+def test_a_step_that_is_voted_on_soon_is_announced_by_nothing_else() -> None:
+    bench = Bench()
+    bench.in_step(voted=True)
+    assert bench.tick(BEGIN_NS) == []
+    bench.hear(m.Decide(view_id=1, step=1, commit=True))
+    assert bench.core.next_timer() is None
+    assert bench.tick(BEGIN_NS) == []
+
+
+def test_no_step_of_a_view_that_is_over_is_announced() -> None:
+    bench = Bench()
+    bench.in_step()
+    bench.hear(m.Aborted(view_id=1, cause="b was lost"))
+    assert bench.core.next_timer() is None
+    assert bench.tick(BEGIN_NS) == []
 
 
 def test_a_decision_may_bring_the_next_view() -> None:
@@ -420,6 +449,7 @@ def test_nothing_is_awaited_while_the_user_computes_or_a_view_cannot_be_formed()
     assert bench.core.next_timer() is None
     bench = Bench()
     bench.in_step()
+    bench.tick(BEGIN_NS)
     assert bench.core.next_timer() is None
     bench.do("vote", 1, ok=True)
     bench.hear(m.Decide(view_id=1, step=1, commit=True))
@@ -448,7 +478,9 @@ def test_who_leaves_between_steps_is_gone_at_once() -> None:
 def test_who_leaves_inside_a_step_stays_for_its_decision(commit: bool) -> None:
     bench = Bench()
     bench.in_step()
-    assert bench.do("leave", "done") == [a.TellCoordinator(m.Leave(reason="done"))]
+    begin, leave = m.BeginStep(view_id=1, step=1), m.Leave(reason="done")
+    # It would be taken to leave at a boundary otherwise, where nobody waits for its vote.
+    assert bench.do("leave", "done") == [a.TellCoordinator(begin), a.TellCoordinator(leave)]
     bench.do("vote", 1, ok=True)
     actions = bench.hear(m.Decide(view_id=1, step=1, commit=commit, cause="x"))
     decided = next(action for action in actions if isinstance(action, a.Decided))

@@ -16,7 +16,7 @@ def view() -> View:
 
 def voted(ok: bool) -> LocalView:
     local = LocalView(view(), "a")
-    local.begin(5)
+    local.begin(5, now_ns=0)
     local.cast_vote(5, ok=ok, digest=b"d", reason="", culprit="", groups=())
     return local
 
@@ -36,7 +36,7 @@ def test_each_lost_peer_is_news_once_and_neither_this_node_nor_a_stranger_is() -
 def test_no_step_is_free_while_one_is_open_nor_after_a_failure() -> None:
     local = LocalView(view(), "a")
     assert local.free
-    local.begin(5)
+    local.begin(5, now_ns=0)
     assert not local.free
     local.decided()
     assert local.free
@@ -46,7 +46,7 @@ def test_no_step_is_free_while_one_is_open_nor_after_a_failure() -> None:
 
 def test_only_a_vote_with_ok_leaves_a_doubt_and_takes_its_step_out_of_the_seat() -> None:
     begun = LocalView(view(), "a")
-    begun.begin(5)
+    begun.begin(5, now_ns=0)
     assert begun.step_in_doubt() is None
     assert voted(ok=False).step_in_doubt() is None
     local = voted(ok=True)
