@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -135,9 +134,8 @@ def test_layers_divided_among_two_pairs_train_as_one_process_does() -> None:
 def test_ranks_that_a_program_spawns_meet_wherever_torchs_ranks_meet_and_one_is_silent_for_seconds(
     tmp_path: Path,
 ) -> None:
-    """Beside a torchcomms that is installed and was not asked for, and without a setting for what is lost."""
+    """Without a setting for what is lost."""
     given = {name: value for name, value in environment().items() if name != "QUICOLL_LOST_AFTER"}
-    given["PYTHONPATH"] += os.pathsep + str(HELPERS / "stand_in_torchcomms")
     command = [sys.executable, str(HELPERS / "torch_spawned.py"), str(tmp_path)]
     ran = subprocess.run(command, env=given, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert ran.returncode == 0, ran.stdout[-1000:] + ran.stderr[-5000:]
