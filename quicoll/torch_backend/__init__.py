@@ -9,6 +9,7 @@ before a process group is made.
     reconfiguration which processes a group is made of, and how that changes
     methods         torch's operations as operations of a group
     asked           torch's options and overloads, read; its tensors as flat memory and back
+    staged          tensors on other devices, by way of the host
     work            the handle of an operation, as torch waits for it
     sessions        this process's part in a job: joined at torch's store, left at the end
     failures        quicoll's errors as classes that torch programs catch
@@ -42,8 +43,8 @@ def group_at(
     """Make a process group without `init_process_group`: for whoever keeps groups of their own, as torchft does.
 
     It has a job of its own, whatever torch's default group is, and a process may have many. Blocks until the ranks
-    have met. Its `shutdown` waits for the others and leaves, `abort` leaves at once; one that is dropped without
-    either works on until the interpreter ends.
+    have met. Its `shutdown` leaves when the others have what they need of this rank, and waits a second for that;
+    `abort` leaves at once; one that is dropped without either works on until the interpreter ends.
 
     Args:
         store: torch's, at which nobody has met before: a PrefixStore with a prefix of its own.

@@ -5,7 +5,8 @@ tensor, a bare ReduceOp, a root), as its C++ class takes them; and from C++, as 
 a timeout of -1 ms.
 
 Tensors are given to the group as flat tensors outside of autograd, by `.data`: what is written to those does not count
-as a change of a tensor that a backward pass needs, as with torch's own backends.
+as a change of a tensor that a backward pass needs, as with torch's own backends. Those on other devices go by way of
+the host (`staged`).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torch.distributed import ReduceOp
 
 from quicoll.numerics.dtypes import DTYPES
 from quicoll.torch_backend.failures import refused
+from quicoll.torch_backend.staged import read_device, write_device
 
 __all__ = ["Asked", "flat", "listed", "movable", "put", "read_options", "reduced_by", "seconds_of"]
 
@@ -89,18 +91,14 @@ def listed(tensors: Any) -> list[Any]:
 
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor's elements in order, as one dimension outside of autograd; its own memory where it can be.
+    """Return a tensor's elements in order on the host, as one dimension outside of autograd; its memory if it can be.
 
-    Raises LocalError for what is no dense tensor on the CPU.
+    Raises LocalError for what is no dense tensor, and for one on a device that torch cannot wait for.
     """
     if tensor.layout is not torch.strided:
         raise refused(f"a tensor of layout {tensor.layout} is taken by all_reduce alone; pass tensor.to_dense()")
     if tensor.device.type != "cpu":
-        raise refused(
-            f"a tensor on device {tensor.device}: the backend quicoll is for tensors on the CPU; pass tensor.cpu() and "
-            "copy the result back, or leave it to that device's own backend and make a group beside it: "
-            'dist.new_group(backend="quicoll")'
-        )
+        return read_device(tensor).reshape(-1)
     return tensor.data.reshape(-1)
 
 
@@ -120,7 +118,10 @@ def put(tensor: torch.Tensor, result: torch.Tensor) -> None:
     if result.dtype is not tensor.dtype:
         result = result.view(tensor.dtype)
     with torch.inference_mode() if tensor.is_inference() else torch.no_grad():
-        tensor.data.copy_(result.view(tensor.shape))
+        if tensor.device.type != "cpu":
+            write_device(tensor, result.view(tensor.shape))
+        else:
+            tensor.data.copy_(result.view(tensor.shape))
 
 
 def reduced_by(op: Any, tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], str]:

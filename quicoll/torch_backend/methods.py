@@ -135,6 +135,9 @@ class Methods:
         Which rows these are has to be known before the values can be reduced. So the call waits for that, on all ranks.
         """
         reduced_by(asked.op, [torch.empty(0)])
+        for tensor in tensors:
+            if tensor.device.type != "cpu":
+                raise refused(f"a sparse tensor on device {tensor.device}: all_reduce takes those of the CPU")
         rows: list[tuple[torch.Tensor, torch.Tensor]] = []
         for tensor in tensors:
             own = tensor.detach().coalesce()

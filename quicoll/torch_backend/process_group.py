@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Described", "GroupPlace", "create"]
 
+_DEVICES = ("cpu", "cuda")  # the first is torch's choice where a program leaves it open
+
 
 @untraced
 class Described(Methods):
@@ -89,10 +91,10 @@ class Described(Methods):
 
     @property
     def _device_types(self) -> list[torch.device]:
-        return [torch.device("cpu")]
+        return [torch.device(name) for name in _DEVICES]
 
     def _get_backend(self, device: Any) -> Any:
-        if torch.device(device).type != "cpu":
+        if torch.device(device).type not in _DEVICES:
             raise RuntimeError(f"No backend type associated with device type {torch.device(device).type}")
         return self
 

@@ -15,12 +15,12 @@ __all__ = ["register_backend"]
 
 
 def register_backend() -> None:
-    """Make "quicoll" a backend of torch.distributed, for tensors on the CPU. Nothing where that cannot be done."""
+    """Make "quicoll" a backend of torch.distributed, for the CPU and for CUDA. Nothing where that cannot be done."""
     try:
         from torch.distributed import Backend, is_available
 
         if is_available() and BACKEND.upper() not in Backend._plugins:  # noqa: SLF001 - torch has no other way to ask
-            Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu"])
+            Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "cuda"])
     except Exception as error:  # whatever a version of torch may do, its import has to go on
         logging.getLogger("quicoll").info("torch.distributed does not take the backend %s: %s", BACKEND, error)
 

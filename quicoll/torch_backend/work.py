@@ -38,6 +38,7 @@ from torch._C._distributed_c10d import Work
 from quicoll.errors import LocalError, QuicollError
 from quicoll.torch_backend.failures import CLOSED, add_words, for_torch, milliseconds, refused
 from quicoll.torch_backend.pool import run_aside
+from quicoll.torch_backend.staged import future_of
 from quicoll.torch_backend.untraced import untraced
 
 if TYPE_CHECKING:
@@ -213,7 +214,7 @@ class OperationWork(Work):
         self._claim()
         with self._lock:
             if self._future is None:
-                self._base = torch.futures.Future()
+                self._base = future_of(self._tensors)
                 self._future = self._base.then(self._value)
             ended = self._ended
         if self._settled:

@@ -1,4 +1,4 @@
-"""Three ranks, forked by multiprocessing, of which the first is through before the others: `torch_parting.py DIRECTORY`.
+"""Three ranks, forked by multiprocessing, of which one is through before the others: `torch_parting.py DIRECTORY`.
 
 Rank 0 destroys its group and goes on to do what the others wait for; then its process ends, and they use the group once
 more. Each rank leaves what it got in DIRECTORY/rank<n>.json.

@@ -84,6 +84,7 @@ SCENARIOS = {
     "README.md: @quicoll.sim.scenario(seeds=200, ranks=4)": "import quicoll\nfrom my_package import train\n",
     "examples/partition_safety/README.md: def split(sim):": "import line_fit\nimport quicoll\n",
     "docs/simulation.md: def split(sim):": "import my_package\n",
+    "docs/simulation.md: @quicoll.sim.scenario(seeds=100, ranks=3)": "",
 }
 
 
@@ -536,6 +537,7 @@ RUNS: dict[str, Run] = {
     "docs/membership.md: def save():": states,
     "docs/messages.md: async def main():": alone,
     "docs/simulation.md: def split(sim):": scenarios,
+    "docs/simulation.md: @quicoll.sim.scenario(seeds=100, ranks=3)": scenarios,
     'docs/tiers.md: cold = job.shared_state("archive", consistency="eventual")': tiers,
     "docs/torch.md: training = quicoll.torch.Training(": divided_loop,
     "docs/torch.md: model = DistributedDataParallel(net)": hooked,

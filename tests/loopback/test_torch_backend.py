@@ -500,6 +500,11 @@ INVALID = [
     ("to itself", lambda g: g.send([torch.ones(1)], 0), "cannot send to itself"),
     ("a negative tag", lambda g: g.send([torch.ones(1)], 1, -1), "a tag is"),
     ("a sparse one", lambda g: g.broadcast([torch.ones(2).to_sparse()], None), "layout"),
+    (
+        "a sparse one elsewhere",
+        lambda g: g.allreduce([torch.sparse_coo_tensor([[0]], [1.0], (2,), device="meta", check_invariants=False)]),
+        "a sparse tensor on device meta",
+    ),
     ("on no device", lambda g: g.broadcast([torch.ones(2, device="meta")], None), "device meta"),
     ("no option", lambda g: g.allreduce([torch.ones(1)], "sum"), "is no option"),
 ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -89,6 +88,31 @@ def test_a_transformer_on_real_text_has_the_bits_of_one_process_though_one_of_tw
     assert len(processes) == 2  # the one that was killed, and its successor
 
 
+@pytest.mark.warm("torch")
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_data_parallel_training_of_a_transformer_has_the_same_bits_in_every_run(tmp_path: Path, ranks: int) -> None:
+    plain = HELPERS / "torch_plain_ddp.py"
+    runs = [read_by(plain, tmp_path / name, ranks)[1] for name in ("first", "second")]
+    assert len(runs[0]) == 1  # all ranks have one
+    assert runs[0] == runs[1]
+
+
+@pytest.mark.warm("torch")
+def test_a_checkpoint_of_torchs_is_read_on_another_number_of_ranks(tmp_path: Path) -> None:
+    for what, ranks in (("save", 2), ("load", 3), ("load", 1)):
+        launched = torchrun(HELPERS / "torch_reshaped.py", what, tmp_path, ranks=ranks)
+        assert launched.returncode == 0, launched.stderr[-5000:]
+    model, optimizer = torch.load(tmp_path / "save2.pt")
+    for ranks in (3, 1):
+        found = torch.load(tmp_path / f"load{ranks}.pt")
+        assert {name: each.tolist() for name, each in found[0].items()} == {
+            name: each.tolist() for name, each in model.items()
+        }
+        assert found[1]["param_groups"] == optimizer["param_groups"]
+        for name, moments in optimizer["state"].items():
+            assert all(torch.equal(found[1]["state"][name][kind], value) for kind, value in moments.items())
+
+
 def sharded_by(directory: Path, how: str) -> tuple[dict[str, int], dict[str, Any]]:
     directory.mkdir()
     command = [sys.executable, str(HELPERS / "torch_sharded.py"), str(directory)]
@@ -135,9 +159,8 @@ def test_layers_divided_among_two_pairs_train_as_one_process_does() -> None:
 def test_ranks_that_a_program_spawns_meet_wherever_torchs_ranks_meet_and_one_is_silent_for_seconds(
     tmp_path: Path,
 ) -> None:
-    """Beside a torchcomms that is installed and was not asked for, and without a setting for what is lost."""
+    """Without a setting for what is lost."""
     given = {name: value for name, value in environment().items() if name != "QUICOLL_LOST_AFTER"}
-    given["PYTHONPATH"] += os.pathsep + str(HELPERS / "stand_in_torchcomms")
     command = [sys.executable, str(HELPERS / "torch_spawned.py"), str(tmp_path)]
     ran = subprocess.run(command, env=given, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert ran.returncode == 0, ran.stdout[-1000:] + ran.stderr[-5000:]

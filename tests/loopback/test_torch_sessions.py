@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -45,7 +46,7 @@ def test_a_rank_that_looks_when_the_other_has_left_has_a_group_that_says_so(monk
     wait_view = Engine.wait_view
 
     async def late(self: Engine, timeout: float | None, *, joining: bool = False, after: int = 0) -> Any:
-        while self.config.node == "worker-1" and not left(self):
+        while self.config.node == "worker-1" and not left(self):  # noqa: ASYNC110 - an engine has no event for it
             await asyncio.sleep(0.01)
         return await wait_view(self, timeout, joining=joining, after=after)
 
@@ -116,3 +117,20 @@ def test_an_end_that_is_hurried_waits_for_nobody() -> None:
         return stays, session._thread.is_alive()
 
     assert ranks(use, timedelta(seconds=200), 3) == [(True, False), "worker-0", "worker-0"]
+
+
+@pytest.mark.parametrize("asked_for", [True, False])
+def test_a_torchcomms_that_is_installed_gets_a_group_where_it_is_asked_for_and_not_elsewhere(asked_for: bool) -> None:
+    """torch asks quicoll nothing there, as the documents say. It looks at its import, so no fork of a torch will do."""
+    given = environment() | {"TORCH_DISTRIBUTED_USE_TORCHCOMMS": "1" if asked_for else "0"}
+    given["PYTHONPATH"] += os.pathsep + str(HELPERS / "stand_in_torchcomms")
+    program = (
+        "import torch, torch.distributed as dist, quicoll.torch_backend\n"
+        "dist.init_process_group('quicoll', store=dist.HashStore(), rank=0, world_size=1)\n"
+        "dist.all_reduce(torch.ones(1))\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program], env=given, capture_output=True, text=True, timeout=500, check=False
+    )
+    assert ("a group was given to torchcomms" in ran.stderr) == asked_for, ran.stderr[-5000:]
+    assert (ran.returncode != 0) == asked_for, ran.stderr[-5000:]

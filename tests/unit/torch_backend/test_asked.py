@@ -43,11 +43,10 @@ def test_memory_is_used_as_it_is_where_it_lies_in_one_piece() -> None:
     assert flat(torch.tensor(3.0)).tolist() == [3.0]
 
 
-def test_a_tensor_that_is_not_on_the_cpu_is_refused_and_the_way_is_named() -> None:
-    elsewhere = torch.device("cuda" if torch.cuda.is_available() else "meta")
+def test_a_tensor_on_a_device_that_nobody_can_wait_for_is_refused_and_the_way_is_named() -> None:
     for take in (flat, movable):
-        with pytest.raises(LocalError, match=r"on device (cuda|meta).*pass tensor\.cpu\(\).*new_group") as found:
-            take(torch.ones(3, device=elsewhere))
+        with pytest.raises(LocalError, match=r"on device meta.*pass tensor\.cpu\(\)") as found:
+            take(torch.ones(3, device="meta"))
         assert found.value.usable
 
 

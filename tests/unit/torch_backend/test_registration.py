@@ -33,8 +33,9 @@ def test_to_be_known_again_changes_nothing() -> None:
     register_backend()
     assert dist.Backend._plugins == known
     assert dist.is_backend_available("quicoll")
-    assert dist.Backend.backend_capability["quicoll"] == ["cpu"]
+    assert dist.Backend.backend_capability["quicoll"] == ["cpu", "cuda"]
     assert dist.Backend.default_device_backend_map["cpu"] == "gloo"
+    assert dist.Backend.default_device_backend_map["cuda"] == "nccl"
 
 
 def test_whatever_torch_does_nothing_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
