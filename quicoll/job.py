@@ -454,7 +454,7 @@ class Job:
             await self._runtime.call(self._engine.aclose(reason, patience=patience, finished=step))
         finally:
             await self._runtime.aclose()
-            self._context.end_audit()
+            self._context.close_down()
 
 
 @asynccontextmanager

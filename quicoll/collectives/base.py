@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import torch
 
     from quicoll.collectives.subgroups import Scope
+    from quicoll.numerics.recycled import Recycler
 
 __all__ = [
     "MOST_PREPARED",
@@ -89,7 +90,8 @@ class GroupView:
     """A group as one rank sees it in one view.
 
     rank: of this rank in the group. ranks: the group's ranks, by their number in it, as ranks of the view. sites: a
-    number for the site of each rank. chunk_bytes: as in the job's settings. prepared: the group's calls in this view.
+    number for the site of each rank. chunk_bytes: as in the job's settings. recycler: of large results' memory; None:
+    it is new each time. prepared: the group's calls in this view.
     """
 
     view_id: int
@@ -98,6 +100,7 @@ class GroupView:
     ranks: tuple[int, ...]
     sites: tuple[int, ...]
     chunk_bytes: int
+    recycler: Recycler | None = None
     prepared: PreparedCalls = field(default_factory=PreparedCalls)
 
     @property

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast
 
 import xxhash
 
@@ -31,16 +31,19 @@ from quicoll.errors import LocalError, PeerError, QuicollError
 from quicoll.membership.messages import MAX_GROUPS
 from quicoll.numerics.buffers import memory, reach
 from quicoll.numerics.overlap import meet
+from quicoll.numerics.recycled import Recycler
 
 if TYPE_CHECKING:
     from quicoll.audit.recorder import Auditor, PendingEntry
     from quicoll.collectives.base import GroupView
-    from quicoll.collectives.operation import Numbered, Operation
+    from quicoll.collectives.operation import Operation
     from quicoll.config import Config
     from quicoll.engine.communicator import Ended
     from quicoll.engine.engine import Engine
     from quicoll.engine.runtime import Cancellable, Gathering, Runtime, Start
     from quicoll.membership.view import View
+
+    Numbered: TypeAlias = asyncio.Future[int] | concurrent.futures.Future[int]
 
 __all__ = ["CallContext", "Pending"]
 
@@ -132,7 +135,8 @@ class Pending(Generic[T]):
 
 class CallContext:
     """view: changes only where the job says so. step: the number of the open step, None outside of one. auditor: notes
-    what is called, where the job is audited. lock: held while anything of this changes."""
+    what is called, where the job is audited. lock: held while anything of this changes. recycler: lends results their
+    memory."""
 
     def __init__(self, config: Config, engine: Engine, runtime: Runtime, view: View) -> None:
         self.config = config
@@ -142,6 +146,7 @@ class CallContext:
         self.step: int | None = None
         self.auditor: Auditor | None = None
         self.lock = threading.RLock()
+        self.recycler = Recycler()
         self._pid = os.getpid()
         self._ids: dict[int, str] = {}  # of the present view's groups and channels, and what they are the ids of
         self._splits: dict[int, int] = {}  # by group: how often it has been split in the present view
@@ -394,8 +399,9 @@ class CallContext:
             state.update(group.to_bytes(8, "big") + seq.to_bytes(8, "big") + self._results[group, seq])
         return whole.digest(), tuple((group, state.digest()) for group, state in parts.items())
 
-    def end_audit(self) -> None:
-        """Write what has ended, and close the audit's file, if there is one."""
+    def close_down(self) -> None:
+        """The job is over. Write what has ended, close the audit's file, if there is one, and let go of memory."""
+        self.recycler.close()
         with self.lock:
             for pending in self._unsettled:
                 pending.settle()

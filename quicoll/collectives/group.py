@@ -532,7 +532,10 @@ class Group:
                 "those of now; split again in every view"
             )
         sites = site_numbers(view, scope.ranks)
-        here = GroupView(view.view_id, scope, self.rank, self.ranks, sites, self._context.config.chunk_bytes)
+        context = self._context
+        here = GroupView(
+            view.view_id, scope, self.rank, self.ranks, sites, context.config.chunk_bytes, context.recycler
+        )
         self._seen = (view, here)
         return here
 

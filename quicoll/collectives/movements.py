@@ -77,7 +77,7 @@ class Broadcast(Movement[Any]):
             ("broadcast", like.dtype, like.shapes, like.many, root, algorithm), self._prepare, algorithm
         )
         self.measures = self.settled is None
-        self.target = results(out, like)
+        self.target = results(out, like, recycler=here.recycler)
 
     def _prepare(self, algorithm: str) -> tuple[Schedule, Plan | None, str]:
         """Return the schedule, this rank's plan where it does not depend on the network, and the signature."""
@@ -128,7 +128,8 @@ class Rows(Movement[T]):
         """Return memory for a result of so many rows."""
         # Whether `out` may be written was asked when the call was made; here, on the engine's thread, autograd has a
         # mode of its own.
-        return results(detached(self.out), Bundle(self.like.sources[:1], many=False), (rows, *self.rest))
+        alike = Bundle(self.like.sources[:1], many=False)
+        return results(detached(self.out), alike, (rows, *self.rest), recycler=self.here.recycler)
 
     def committed(self) -> Any:
         value = super().committed()

@@ -10,10 +10,8 @@ Who issues an operation, from which thread, and how its end is waited for, is no
 
 from __future__ import annotations
 
-import asyncio
-import concurrent.futures
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from quicoll.audit.recorder import IssuedCall
 from quicoll.collectives.shards import Leaves
@@ -29,11 +27,17 @@ if TYPE_CHECKING:
     from quicoll.numerics.dtypes import Array
     from quicoll.numerics.overlap import Reach
 
-__all__ = ["Numbered", "Operation", "flattened"]
+__all__ = ["Operation", "flattened"]
 
 T = TypeVar("T")
 
-Numbered: TypeAlias = asyncio.Future[int] | concurrent.futures.Future[int]
+
+class Answer(Protocol):
+    """The future of an operation's number in its group, of whatever kind."""
+
+    def done(self) -> bool: ...
+    def cancelled(self) -> bool: ...
+    def exception(self) -> BaseException | None: ...
 
 
 class Operation(Generic[T]):
@@ -52,7 +56,7 @@ class Operation(Generic[T]):
     in_place = False  # whether the caller's `out` changes while it is under way
     # The caller's tensors, inputs and `out`; of a list or leaves each, None where there is none.
     given: tuple[Any, ...] = ()
-    answer: Numbered | None = None  # from when it was issued: the future of its number in its group
+    answer: Answer | None = None  # from when it was issued
 
     def __init__(self, here: GroupView) -> None:
         self.here = here

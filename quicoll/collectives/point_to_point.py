@@ -91,5 +91,5 @@ class Send(PointToPoint):
 class Receive(PointToPoint):
     def __init__(self, here: GroupView, like: Any, *, source: int, out: Any = None, tag: int = 0) -> None:
         given = bundle(like)
-        super().__init__(here, given, source, here.rank, results(out, given), tag)
+        super().__init__(here, given, source, here.rank, results(out, given, recycler=here.recycler), tag)
         self.given = (like, out)

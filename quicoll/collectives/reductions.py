@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
-import numpy as np
-
 from quicoll.collectives.base import rows_asked, rows_given, rows_text
 from quicoll.collectives.operation import Operation, flattened
 from quicoll.collectives.shards import Leaves, Shards
 from quicoll.engine.calls import Work
 from quicoll.errors import LocalError
+from quicoll.numerics.buffers import empty
 from quicoll.numerics.bundle import Bundle, bundle, like_text, results
 from quicoll.numerics.canonical_order import leaves_of
 from quicoll.numerics.reduce import Precision, ReduceOp
@@ -117,11 +116,11 @@ class Reduction(Operation[Any]):
             self.output: Array = target.flat
         else:
             self.flats = [form.encode(leaf) for leaf in self.leaves]
-            self.output = np.empty(self.prepared.elements, self.prepared.how.dtype.storage)
+            self.output = empty(self.prepared.elements, self.prepared.how.dtype, self.here.recycler)
         self.decoded = form is None
 
     def step_aside(self) -> None:
-        self.target = self.target.aside()
+        self.target = self.target.aside(self.here.recycler)
         self.in_place = False
         if self.prepared.how.form is None:
             self.output = self.target.flat
@@ -184,7 +183,8 @@ class AllReduce(Reduction):
             sizes=_all_elements,
         )
         self.ring = reduce_order == "ring"
-        self.write_to(out, results(out, self.like, apart_from=None if out is None else flattened(x)))
+        apart = None if out is None else flattened(x)
+        self.write_to(out, results(out, self.like, apart_from=apart, recycler=here.recycler))
 
     def text(self) -> str:
         form = self.prepared.how.form
@@ -221,8 +221,10 @@ class Reduce(Reduction):
             sizes=_rooted_elements,
         )
         self.holds = here.rank == self.root
-        out = out if self.holds else None
-        self.write_to(out, results(out, self.like, apart_from=flattened(x)) if self.holds else nothing_like(self.like))
+        if self.holds:
+            self.write_to(out, results(out, self.like, apart_from=flattened(x), recycler=here.recycler))
+        else:
+            self.write_to(None, nothing_like(self.like))
 
     def text(self) -> str:
         return f"{super().text()} root={self.root}"
@@ -256,7 +258,8 @@ class ReduceScatter(Reduction):
         like = self.like
         (shape,) = like.shapes
         self.rows = rows_given(rows, shape[0], here.world_size)
-        self.write_to(out, results(out, like, (self.rows[here.rank], *shape[1:]), apart_from=flattened(x)))
+        mine = (self.rows[here.rank], *shape[1:])
+        self.write_to(out, results(out, like, mine, apart_from=flattened(x), recycler=here.recycler))
 
     def terms(self) -> str:
         return rows_text(self.rows)

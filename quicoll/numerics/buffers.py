@@ -6,8 +6,8 @@ bytearray, memoryview, ctypes, ...); results for it are numpy arrays, unless it 
 
 - `source`: none for contiguous memory in C order (transposed, sliced, conjugated or negated views are copied once;
   tensors on a CUDA device are copied once, to the host);
-- `allocate`: none; the collective writes into the memory that the caller gets (for a CUDA device one, as below), which
-  is an array's or a tensor's from when the caller takes it (`Fresh`);
+- `allocate`: none; the collective writes into the memory that the caller gets (for a CUDA device one, as below). An
+  array or a tensor is made in it when it is taken (`Fresh`). Large memory is used again (quicoll.numerics.recycled);
 - `destination`: one, in `Destination.commit`. A collective works in a buffer of its own, so that one that is
   aborted leaves the caller's `out` as it was. None where it may be written meanwhile (`apart_from` says what may not),
   and is large, contiguous and shares no memory with what may not: then results come straight into it.
@@ -36,6 +36,7 @@ import xxhash
 from quicoll.errors import LocalError
 from quicoll.numerics.dtypes import Array, DType
 from quicoll.numerics.overlap import Reach, first_shared, meet, overlaps_itself, reach_of
+from quicoll.numerics.recycled import LEAST_RECYCLED, Recycler
 
 __all__ = [
     "IN_PLACE_BYTES",
@@ -125,7 +126,7 @@ class Fresh:
         """As of a Destination."""
         return self.value
 
-    def aside(self) -> Fresh:
+    def aside(self, recycler: Recycler | None = None) -> Fresh:
         """Return itself: there is no `out` to leave alone."""
         return self
 
@@ -159,9 +160,11 @@ class Destination:
     kind: ArrayKind
     in_place: bool = False
 
-    def aside(self) -> Destination:
+    def aside(self, recycler: Recycler | None = None) -> Destination:
         """Return one with a buffer beside the value. Raises LocalError where there is no memory for it."""
-        return replace(self, flat=empty(self.flat.size, self.dtype), in_place=False) if self.in_place else self
+        if not self.in_place:
+            return self
+        return replace(self, flat=empty(self.flat.size, self.dtype, recycler), in_place=False)
 
     def commit(self, flat: Array | None = None) -> Any:
         """Write the finished result into `value`.
@@ -249,12 +252,15 @@ def detached(value: Any) -> Any:
     return value.detach() if torch is not None and isinstance(value, torch.Tensor) else value
 
 
-def allocate(like: Source, shape: tuple[int, ...] | None = None) -> Fresh | Destination:
+def allocate(
+    like: Source, shape: tuple[int, ...] | None = None, recycler: Recycler | None = None
+) -> Fresh | Destination:
     """Take memory for a new array or tensor, uninitialised.
 
     Args:
         like: Its kind and dtype count.
         shape: None: that of `like`.
+        recycler: Gives memory that has been used before, for large results; None: it is new.
     Returns:
         The memory, and with it the array or tensor to be.
     Raises:
@@ -265,7 +271,7 @@ def allocate(like: Source, shape: tuple[int, ...] | None = None) -> Fresh | Dest
     else:
         size = math.prod(shape)
     try:
-        flat = np.empty(size, like.dtype.storage)
+        flat = _room(size, like.dtype, recycler)
         if like.device is None:
             return Fresh(flat, like, shape)
         value = _torch().empty(shape, dtype=like.native, device=like.device)
@@ -274,9 +280,18 @@ def allocate(like: Source, shape: tuple[int, ...] | None = None) -> Fresh | Dest
         raise LocalError(f"there is no memory for a result {shape} of {like.dtype}: {error}") from error
 
 
-def empty(size: int, dtype: DType) -> Array:
-    """Return flat memory for `size` elements of `dtype`, uninitialised. Raises LocalError where there is none."""
-    return _flat(np.empty, size, dtype)
+def empty(size: int, dtype: DType, recycler: Recycler | None = None) -> Array:
+    """Return flat memory for `size` elements of `dtype`, uninitialised. Raises LocalError where there is none.
+
+    Args:
+        size: Of elements.
+        dtype: The element type.
+        recycler: As for `allocate`.
+    """
+    try:
+        return _room(size, dtype, recycler)
+    except (MemoryError, ValueError) as error:
+        raise _no_memory(size, dtype, error) from error
 
 
 def zeros(size: int, dtype: DType) -> Array:
@@ -285,18 +300,29 @@ def zeros(size: int, dtype: DType) -> Array:
     For what is looked at before it is filled: a state that is learned chunk by chunk tells a peer the digests of what
     is there. Of uninitialised memory they would differ from run to run. Zeros cost no more: fresh pages are zero.
     """
-    return _flat(np.zeros, size, dtype)
-
-
-def _flat(make: Callable[..., Array], size: int, dtype: DType) -> Array:
     try:
-        return make(size, dtype.storage)
+        return np.zeros(size, dtype.storage)
     except (MemoryError, ValueError) as error:
-        raise LocalError(f"there is no memory for {size} elements of {dtype}: {error}") from error
+        raise _no_memory(size, dtype, error) from error
+
+
+def _no_memory(size: int, dtype: DType, error: Exception) -> LocalError:
+    return LocalError(f"there is no memory for {size} elements of {dtype}: {error}")
+
+
+def _room(size: int, dtype: DType, recycler: Recycler | None) -> Array:
+    if recycler is not None and size * dtype.itemsize >= LEAST_RECYCLED:
+        return recycler.take(size * dtype.itemsize).view(dtype.storage)
+    return np.empty(size, dtype.storage)
 
 
 def destination(
-    out: Any, like: Source, shape: tuple[int, ...] | None = None, *, apart_from: Sequence[Any] | None = None
+    out: Any,
+    like: Source,
+    shape: tuple[int, ...] | None = None,
+    *,
+    apart_from: Sequence[Any] | None = None,
+    recycler: Recycler | None = None,
 ) -> Destination:
     """Check a caller's `out` and put a buffer beside it; `commit` writes it.
 
@@ -309,6 +335,7 @@ def destination(
         shape: The shape that it must have; None: that of `like`.
         apart_from: Arrays and tensors that must stay as they are. If given, an `out` of IN_PLACE_BYTES or more that
             shares no memory with them needs no buffer, where it is contiguous and on the host.
+        recycler: As for `allocate`.
     Returns:
         The destination.
     Raises:
@@ -345,7 +372,7 @@ def destination(
         flat = _own_memory(place, kind, dtype)
         if flat is not None and not meet([reach_of(place)], [reach(value) for value in apart_from]):
             return Destination(out, place, flat, dtype, shape, kind, in_place=True)
-    return Destination(out, place, empty(size, dtype), dtype, shape, kind)
+    return Destination(out, place, empty(size, dtype, recycler), dtype, shape, kind)
 
 
 def reach(value: Any) -> Reach:

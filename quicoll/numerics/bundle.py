@@ -20,6 +20,7 @@ import xxhash
 from quicoll.errors import LocalError
 from quicoll.numerics.buffers import Destination, Fresh, Source, allocate, argument, destination, empty, require_apart
 from quicoll.numerics.dtypes import Array, DType  # noqa: TC001 - compiled, a class needs it as it is made
+from quicoll.numerics.recycled import Recycler  # noqa: TC001 - likewise
 
 __all__ = ["Bundle", "Joined", "Results", "bundle", "like_text", "results", "shape_text"]
 
@@ -163,11 +164,11 @@ class Results:
         """Whether the memory is the caller's `out` itself, which changes as the result comes."""
         return self._whole is not None and self._whole.in_place
 
-    def aside(self) -> Results:
+    def aside(self, recycler: Recycler | None) -> Results:
         """Return them with memory beside `out`. Raises LocalError where there is none."""
         if self._whole is None or not self._whole.in_place:
             return self
-        whole = self._whole.aside()
+        whole = self._whole.aside(recycler)
         return replace(self, flat=whole.flat, _whole=whole)
 
     def commit(self) -> Any:
@@ -183,7 +184,12 @@ class Results:
 
 
 def results(
-    out: Any, like: Bundle, shape: tuple[int, ...] | None = None, *, apart_from: Sequence[Any] | None = None
+    out: Any,
+    like: Bundle,
+    shape: tuple[int, ...] | None = None,
+    *,
+    apart_from: Sequence[Any] | None = None,
+    recycler: Recycler | None = None,
 ) -> Results:
     """Provide memory for results.
 
@@ -192,6 +198,7 @@ def results(
         like: The results are like these.
         shape: Another shape, where `like` is no list.
         apart_from: As for `destination`, where `out` is no list.
+        recycler: Gives memory that has been used before, for large ones; None: it is new.
     Returns:
         The memory.
     Raises:
@@ -199,13 +206,16 @@ def results(
     """
     first = like.sources[0]
     if not like.many:
-        whole = allocate(first, shape) if out is None else destination(out, first, shape, apart_from=apart_from)
+        if out is None:
+            whole: Fresh | Destination = allocate(first, shape, recycler)
+        else:
+            whole = destination(out, first, shape, apart_from=apart_from, recycler=recycler)
         return Results(whole.flat, (), whole, ())
     if out is None:
-        whole = allocate(first, (like.elements,))
+        whole = allocate(first, (like.elements,), recycler)
         return Results(whole.flat, (), whole, like.shapes)
     if not isinstance(out, list | tuple) or len(out) != len(like.sources):
         raise LocalError(f"out must be a list of {len(like.sources)} tensors, as the input is")
     places = tuple(destination(place, each) for place, each in zip(out, like.sources, strict=True))
     require_apart(places)
-    return Results(empty(like.elements, like.dtype), places, None, ())
+    return Results(empty(like.elements, like.dtype, recycler), places, None, ())

@@ -400,7 +400,7 @@ def test_an_audit_is_told_of_operations_that_no_thread_waited_for(tmp_path: Path
     assert desk.written == [0, 2]
     desk.end(fourth, 3)
     desk.submit(scope=STATE)  # the library's own is left out
-    desk.context.end_audit()
+    desk.context.close_down()
     assert desk.written == [0, 2, 3]
 
 
@@ -414,13 +414,13 @@ def test_an_operation_that_the_engine_refuses_leaves_no_place_in_the_audit(tmp_p
     desk.end(pending, 0)
     pending.take()
     assert desk.written == [0]
-    desk.context.end_audit()
+    desk.context.close_down()
 
 
 def test_an_audit_that_failed_refuses_the_next_operation(tmp_path: Path) -> None:
     desk = Audited(tmp_path)
     pending = desk.submit()
-    desk.context.end_audit()
+    desk.context.close_down()
     desk.end(pending, 0)
     pending.take()
     with pytest.raises(AuditError):
