@@ -25,7 +25,8 @@ from quicoll.errors import LocalError
 from quicoll.job import Job
 from quicoll.membership.incarnation import CHANCE_BYTES, first
 from quicoll.membership.journal import MemoryJournal
-from quicoll.membership.service import NODE, CoordinatorService, coordinator_config
+from quicoll.membership.messages import COORDINATOR_NODE
+from quicoll.membership.service import CoordinatorService, coordinator_config
 from quicoll.membership.view import MAX_INT
 from quicoll.observability.events import Event, Observer, Observers
 from quicoll.step.protocol import at_work
@@ -182,7 +183,7 @@ async def cluster(
     seed = settings.get("seed")
     settled = coordinator_config(n, lost_after, 0 if seed is None else whole(seed, "seed"))
     nodes = [f"worker-{i}" for i in range(n)]
-    credentials = ephemeral(_JOB, [(COORDINATOR, NODE), *((WORKER, node) for node in nodes)])
+    credentials = ephemeral(_JOB, [(COORDINATOR, COORDINATOR_NODE), *((WORKER, node) for node in nodes)])
     home = _Home(ThreadRuntime("cluster"), credentials, born, observer)
     try:
         service = await home.runtime.call(_start_coordinator(home, settled, lost_after))
@@ -251,14 +252,14 @@ async def _start_coordinator(home: _Home, config: CoordinatorConfig, lost_after:
     """Make the coordinator; runs on the loop where it lives."""
     loop = home.runtime.loop
     return CoordinatorService(
-        credentials=home.credentials[Identity(_JOB, COORDINATOR, NODE)],
+        credentials=home.credentials[Identity(_JOB, COORDINATOR, COORDINATOR_NODE)],
         io=UdpSocket("127.0.0.1", 0, loop=loop),
         journal=MemoryJournal(),
         config=config,
         transport=EndpointConfig(lost_after_ns=round(lost_after * 1e9)),
         loop=loop,
         incarnation=home.incarnation,
-        observers=Observers(NODE, lambda: round(loop.time() * 1e9), home.observer),
+        observers=Observers(COORDINATOR_NODE, lambda: round(loop.time() * 1e9), home.observer),
     )
 
 

@@ -1,24 +1,56 @@
-"""The commands by name. A command imports what it needs when it runs: `quicoll certs` works without torch."""
+"""The commands by name. The module of a command is imported when it is asked for, and by the list of all of them.
+
+So `quicoll certs` works without torch, and `quicoll run` does not wait for what draws plans and makes benchmarks: to
+import all commands takes half a second, twice before the first worker starts.
+"""
 
 from __future__ import annotations
 
 import signal
+from importlib import import_module
 from importlib.metadata import version as installed_version
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
-
-from quicoll.cli import audit, bench, certs, coordinator, demo, doctor, env, explain, relay, run, scale, sim
+from typer.main import get_group
 
 __all__ = ["app"]
 
+_NAMES = (
+    "demo",
+    "run",
+    "coordinator",
+    "relay",
+    "scale",
+    "bench",
+    "env",
+    "doctor",
+    "explain",
+    "sim",
+    "audit",
+    "certs",
+)
+"""As the list has them. Each is a module of this package, whose `register` adds the command of its name to an app."""
+
 
 class _Commands(TyperGroup):
-    """Ctrl-C ends a command with one line and the status that a shell gives a process which SIGINT has ended.
+    """All commands; a module is imported when its command is.
 
-    Here, because versions of typer differ in both. Commands with children or a loop of their own catch it themselves.
+    Ctrl-C ends a command with one line and the status that a shell gives a process which SIGINT has ended. Here,
+    because versions of typer differ in both. Commands with children or a loop of their own catch it themselves.
     """
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(_NAMES)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        for name in (cmd_name,) if cmd_name in _NAMES else _NAMES:  # one that is not there may be meant for any
+            if name not in self.commands:
+                module = typer.Typer()
+                import_module(f"quicoll.cli.{name}").register(module)
+                self.commands[name] = get_group(module).commands[name]
+        return super().get_command(ctx, cmd_name)
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -37,10 +69,6 @@ app = typer.Typer(
     # A traceback with local variables would print keys.
     pretty_exceptions_enable=False,
 )
-app.add_typer(audit.audit_app, name="audit")
-app.add_typer(certs.certs_app, name="certs")
-for command in (demo, run, coordinator, relay, scale, bench, env, doctor, explain, sim):
-    command.register(app)
 
 
 def _print_version(wanted: bool) -> None:

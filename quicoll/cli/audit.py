@@ -12,16 +12,21 @@ import typer
 from quicoll.audit.diff import Comparison, diff
 from quicoll.audit.log import Run, load_run
 
-__all__ = ["audit_app"]
+__all__ = ["register"]
 
-audit_app = typer.Typer(help="Print the audit of a run, or compare two.", no_args_is_help=True)
+_audit_app = typer.Typer(help="Print the audit of a run, or compare two.", no_args_is_help=True)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 _STATUS = {"equal": 0, "no difference": 0, "different": 1, "incomplete": 2}
 
 
-@audit_app.command("diff")
+def register(app: typer.Typer) -> None:
+    """Add the commands to the application."""
+    app.add_typer(_audit_app, name="audit")
+
+
+@_audit_app.command("diff")
 def diff_runs(
     a: Annotated[
         Path, typer.Argument(metavar="A", help="The directory of a run, or the file of one rank.", show_default=False)
@@ -57,7 +62,7 @@ def diff_runs(
         raise typer.Exit(_STATUS[found.verdict])
 
 
-@audit_app.command("show")
+@_audit_app.command("show")
 def show_run(
     run: Annotated[
         Path, typer.Argument(metavar="RUN", help="The directory of a run, or the file of one rank.", show_default=False)

@@ -18,16 +18,21 @@ from quicoll_transport.security.verification import identity_of, is_authority
 if TYPE_CHECKING:
     from cryptography import x509
 
-__all__ = ["certs_app"]
+__all__ = ["register"]
 
-certs_app = typer.Typer(help="Make and look at the certificates that let a node in.", no_args_is_help=True)
+_certs_app = typer.Typer(help="Make and look at the certificates that let a node in.", no_args_is_help=True)
 
 CertsDirectory = Annotated[
     Path, typer.Argument(metavar="DIR", help="Where the job's certificates are.", show_default=False)
 ]
 
 
-@certs_app.command("init")
+def register(app: typer.Typer) -> None:
+    """Add the commands to the application."""
+    app.add_typer(_certs_app, name="certs")
+
+
+@_certs_app.command("init")
 def init(
     directory: CertsDirectory,
     job: Annotated[str, typer.Option(help="Name of the job; nodes of other jobs are refused.", show_default=False)],
@@ -41,7 +46,7 @@ def init(
     typer.echo(f"  {directory / AUTHORITY_KEY_FILE}  keep it here: its owner can let any node in")
 
 
-@certs_app.command("issue")
+@_certs_app.command("issue")
 def issue_one(
     directory: CertsDirectory,
     role: Annotated[
@@ -61,7 +66,7 @@ def issue_one(
     typer.echo(f"  {key}  for this node alone, mode 0600")
 
 
-@certs_app.command("show")
+@_certs_app.command("show")
 def show_certificates(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A PEM file with certificates.", show_default=False)],
     as_json: Annotated[bool, typer.Option("--json", help="As a JSON list, one entry for each certificate.")] = False,

@@ -60,8 +60,7 @@ from quicoll.membership.member.actions import (
     TellCoordinator,
 )
 from quicoll.membership.member.core import MemberCore
-from quicoll.membership.messages import RelayAnswer, Welcome, clip, departure
-from quicoll.membership.service import NODE as COORDINATOR_NODE
+from quicoll.membership.messages import COORDINATOR_NODE, RelayAnswer, Welcome, clip, departure
 from quicoll.observability.stragglers import Stragglers
 from quicoll.observability.transport import forward_to
 from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link, LinkState
@@ -124,6 +123,7 @@ class Engine:
         self.steps = StepOutcomes(observers.emit)
         self._loop = loop
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_ns = 0
         self._views = Views(
             loop=loop,
             node=config.node,
@@ -657,12 +657,18 @@ class Engine:
                     self._adopt(action.lost_after_ns)
                 case Reconnect():
                     self._coordinator.close(action.cause)
+        self._arm()
+
+    def _arm(self) -> None:
+        """See to it that the membership's next deadline is met. A timer that is set for an earlier time stays: each
+        step puts the deadline off three times, and to look in vain now and then costs less than to set it each time."""
         at = self._member.next_timer()
+        if at is None or self._waiting.closed or (self._timer is not None and self._timer_ns <= at):
+            return
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
-        if at is not None and not self._waiting.closed:
-            self._timer = self._loop.call_at(at / 1e9 + 1e-9, self._on_timer)
+        self._timer_ns = at
+        self._timer = self._loop.call_at(at / 1e9 + 1e-9, self._on_timer)
 
     def _adopt(self, lost_after_ns: int) -> None:
         """Go on with the coordinator's setting. There is no view now, so no link but the coordinator's is in use."""

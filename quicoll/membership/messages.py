@@ -39,6 +39,7 @@ from quicoll.membership.view import (
 )
 
 __all__ = [
+    "COORDINATOR_NODE",
     "MAX_DIGEST",
     "MAX_GROUPS",
     "MAX_MESSAGE",
@@ -97,6 +98,9 @@ FailureKind: TypeAlias = Literal["failed", "mismatch", "corrupted", "differs"]
 """Why a view ends: a failure of a member or a link; ranks that called different things; ranks or messages with
 different bits; ranks that found by comparing digests that they hold, or have heard, different things. Callers get an
 error of the corresponding class on every rank, whichever rank saw it first."""
+
+COORDINATOR_NODE = "coordinator"
+"""The coordinator's name in its certificate, unless another is given."""
 
 _Losses = Annotated[tuple[tuple[NodeName, _Text], ...], msgspec.Meta(max_length=MAX_MEMBERS)]
 _Digest = Annotated[bytes, msgspec.Meta(max_length=MAX_DIGEST)]

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 from quicoll.config import coordinator_addresses
 from quicoll.errors import LocalError, PeerError
 from quicoll.membership.incarnation import CHANCE_BYTES, above, first
+from quicoll.membership.messages import COORDINATOR_NODE
 from quicoll.membership.operators import OPERATOR, Inquire, OperatorAnswer, OperatorMessage, Scale, decode_answer
 from quicoll.membership.operators import encode_operation as encode
-from quicoll.membership.service import NODE
 from quicoll_transport.endpoint import Endpoint, EndpointConfig, LinkState
 from quicoll_transport.errors import LinkLost, TransportError
 from quicoll_transport.net.addresses import is_v6
@@ -57,7 +57,7 @@ class OperatorLink:
             io: The network; it belongs to this from here on.
         """
         self._loop = asyncio.get_running_loop()
-        self._coordinator = Identity(credentials.identity.job, COORDINATOR, NODE)
+        self._coordinator = Identity(credentials.identity.job, COORDINATOR, COORDINATOR_NODE)
         self._addresses = tuple(addresses)
         self._at = 0  # of these, the one that is asked
         self._endpoint = Endpoint(

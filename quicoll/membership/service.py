@@ -60,13 +60,11 @@ if TYPE_CHECKING:
     from quicoll_transport.net.udp import DatagramIO
     from quicoll_transport.security.credentials import Credentials
 
-__all__ = ["NODE", "CoordinatorService", "coordinator_config"]
+__all__ = ["CoordinatorService", "coordinator_config"]
 
 log = logging.getLogger("quicoll.coordinator")
 
 _DROP_AFTER_S = 1.0
-
-NODE = "coordinator"  # its node name in the certificate, unless another is given
 
 
 class CoordinatorService:

@@ -34,8 +34,9 @@ from quicoll.deadlines import Deadlines
 from quicoll.errors import LocalError, QuicollError
 from quicoll.membership.journal import Journal, LeaseLost
 from quicoll.membership.leadership import Leadership
+from quicoll.membership.messages import COORDINATOR_NODE
 from quicoll.membership.relaying import relay_limits
-from quicoll.membership.service import NODE, CoordinatorService, coordinator_config
+from quicoll.membership.service import CoordinatorService, coordinator_config
 from quicoll.observability.events import Observer, Observers, make_directory
 from quicoll_transport.endpoint import EndpointConfig
 from quicoll_transport.errors import TransportError
@@ -66,7 +67,7 @@ async def serve(
     lease: float = 5.0,
     forget: Sequence[str] = (),
     world_size: int,
-    node: str = NODE,
+    node: str = COORDINATOR_NODE,
     seed: int | None = None,
     lost_after: float = 2.0,
     min_world_size: int = 1,

@@ -84,6 +84,7 @@ class Term:
         self._carry_out = carry_out
         self._writing: asyncio.Future[None] | None = None  # the journal's call under way
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_ns = 0
         self._answers: list[Callable[[], None]] = []  # until what they say is in the journal
         self._led_view = False  # since `at_work` was asked last
         self._failed: asyncio.Future[None] = loop.create_future()
@@ -169,9 +170,13 @@ class Term:
         if not self._goes_on():  # an action has ended it
             return
         at = self.core.next_timer()
+        # One that is set for an earlier time stays: to look in vain costs less than to set it anew with each message.
+        if at is None or (self._timer is not None and self._timer_ns <= at):
+            return
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = None if at is None else self._loop.call_at(at / 1e9 + 1e-9, self._on_timer)
+        self._timer_ns = at
+        self._timer = self._loop.call_at(at / 1e9 + 1e-9, self._on_timer)
 
     def _goes_on(self) -> bool:
         return not (self._over or self.failed)

@@ -54,9 +54,10 @@ from quicoll.errors import (
 from quicoll.job import attended
 from quicoll.membership.incarnation import CHANCE_BYTES, first
 from quicoll.membership.journal import Journal
+from quicoll.membership.messages import COORDINATOR_NODE
 from quicoll.membership.relay_service import RelayService
 from quicoll.membership.relaying import RELAY
-from quicoll.membership.service import NODE, CoordinatorService, coordinator_config
+from quicoll.membership.service import CoordinatorService, coordinator_config
 from quicoll.membership.serving import serve_in_turn
 from quicoll.observability.events import Event as Observed
 from quicoll.observability.events import Observers
@@ -298,7 +299,7 @@ class Fleet:
         self, machine: Machine, config: CoordinatorConfig, observers: Observers, *, journal: RecordStore | None
     ) -> CoordinatorService:
         return CoordinatorService(
-            credentials=self._credentials[Identity(_JOB, COORDINATOR, NODE)],
+            credentials=self._credentials[Identity(_JOB, COORDINATOR, COORDINATOR_NODE)],
             io=self._socket(machine),
             journal=journal,
             config=config,
@@ -511,6 +512,10 @@ def _wall_clock() -> datetime:
 def _credentials(workers: tuple[str, ...], *, relay: bool) -> dict[Identity, Credentials]:
     """Of every node; the same in every world, so that they are made once in a process."""
     now = datetime.fromtimestamp(WALL_EPOCH_NS / 1e9, UTC) - timedelta(days=1)
-    nodes = [(COORDINATOR, NODE), *((WORKER, name) for name in workers), *([(RELAY, RELAY)] if relay else [])]
+    nodes = [
+        (COORDINATOR, COORDINATOR_NODE),
+        *((WORKER, name) for name in workers),
+        *([(RELAY, RELAY)] if relay else []),
+    ]
     rng = random.Random("quicoll.sim/credentials")  # noqa: S311 - a simulation has no secrets
     return ephemeral(_JOB, nodes, days=3650, now=now, entropy=rng.randbytes)

@@ -13,7 +13,7 @@ from depth import deep, some
 from quicoll.engine.messages import Announce, encode_message
 from quicoll.errors import Diverged, JobDone, LocalError, QuicollError
 from quicoll.membership import messages as m
-from quicoll.membership.service import NODE
+from quicoll.membership.messages import COORDINATOR_NODE
 from quicoll.sim import Settings, Simulation
 from quicoll_transport.endpoint import Link
 from quicoll_transport.security.identity import COORDINATOR
@@ -254,7 +254,7 @@ def test_a_member_that_joins_as_another_process_and_announces_what_is_to_come_ha
         announce = encode_message(Announce(1 << 30, 0, 0, "s" * 4000))
         for identity, link in list(engine.endpoint.links.items()):
             if identity.role == COORDINATOR:
-                assert identity.node == NODE
+                assert identity.node == COORDINATOR_NODE
                 link.send_app(m.encode(m.Join(incarnation=link.remote_incarnation + 9)))
             else:
                 for _ in range(1000):
