@@ -135,7 +135,7 @@ class Pair:
 
     def pull(self, side: Side) -> bool:
         """Carry out one action of a side."""
-        action = side.core.poll()
+        action = side.core.poll(self.now)
         if action is None:
             return False
         if not self.joined:

@@ -98,6 +98,42 @@ def test_an_acknowledgement_goes_along_with_what_is_said_anyway() -> None:
     assert pair.b.core.news_ns is None
 
 
+def test_acknowledgements_go_along_once_in_a_millisecond_and_none_is_later_than_it_would_be_alone() -> None:
+    pair = Pair().up()
+    said: list[int] = []
+    begun = pair.now
+    for at in range(0, 4 * MS, MS // 4):
+        pair.now = begun + at
+        pair.a.core.send_app(b"question")
+        deliver(pair)
+        pair.a.said.clear()
+        pair.b.core.send_app(b"answer")
+        deliver(pair)
+        said += [at for word in pair.a.said if isinstance(word, Ack)]
+    assert said == [0, MS, 2 * MS, 3 * MS]
+    assert pair.b.core.news_ns == begun + 3 * MS + MS // 4 + LATE, "since the oldest that is not acknowledged came"
+    pair.now = pair.b.core.news_ns
+    pair.b.core.handle_timer(pair.now)
+    pair.a.core.handle_timer(pair.now)
+    deliver(pair)
+    assert pair.a.core.drained
+    assert_clean(pair)
+
+
+def test_the_first_acknowledgement_on_a_connection_goes_along_whenever_the_last_one_went() -> None:
+    pair = Pair().up()
+    for _ in range(2):
+        pair.a.core.send_app(b"question")
+        deliver(pair)
+        pair.a.said.clear()
+        pair.b.core.send_app(b"answer")
+        deliver(pair)
+        assert [type(word) for word in pair.a.said] == [App, Ack]
+        pair.die()
+        pair.up()
+        deliver(pair)
+
+
 def test_what_somebody_waits_for_is_acknowledged_at_once() -> None:
     pair = Pair().up()
     pair.post(1, 5)

@@ -110,7 +110,7 @@ def test_an_ended_link_stays_as_it_is(end: str) -> None:
     core.discard(b"")
     assert (core.state, core.error) == (state, error)
     assert core.next_timer() is None
-    assert core.poll() is None
+    assert core.poll(0) is None
     assert pair.a.states == [LinkState.UP, state]
 
 
@@ -214,7 +214,7 @@ def test_after_the_end_nothing_is_pending(end: str, connected: bool) -> None:
     core.withdraw(posted[0])
     assert core.message_begin(Header(tag(4), 99, 700, 0)) is None
     actions = []
-    while (action := core.poll()) is not None:
+    while (action := core.poll(0)) is not None:
         actions.append(action)
     if connected:
         assert any(isinstance(action, ResetMessage) for action in actions)

@@ -191,7 +191,7 @@ def test_reset_stream_leaves_the_buffer_waiting_and_frees_held_memory() -> None:
 def test_control_words_fit_the_wire() -> None:
     pair = Pair().up()
     pair.send(1, 10)
-    action = pair.a.core.poll()
+    action = pair.a.core.poll(0)
     assert isinstance(action, StartMessage)
     assert len(action.message.header()) == HEADER_SIZE
     assert encode_control(Ping(1))

@@ -326,7 +326,7 @@ def test_without_corruption_no_byte_of_a_living_message_travels_twice(seed: int)
 def test_the_payload_of_a_started_message_is_what_follows_its_offset() -> None:
     pair = Pair().up()
     pair.send(1, 10)
-    action = pair.a.core.poll()
+    action = pair.a.core.poll(0)
     assert isinstance(action, StartMessage)
     action.message.offset = 4
     assert bytes(action.message.rest()) == payload(1, 10)[4:]

@@ -68,6 +68,28 @@ def test_an_acknowledgement_goes_along_with_whatever_goes() -> None:
     assert not acks.is_due(10**12, accompanied=True)
 
 
+def test_acknowledgements_go_along_once_in_a_millisecond_and_none_is_later_than_it_would_be_alone() -> None:
+    acks, went = Acknowledgements(), []
+    for number in range(10):
+        now_ns = number * MS // 4
+        acks.note(number, number + 1, 60 if number else 1452, eliciting=True, now_ns=now_ns)
+        if acks.is_due(now_ns, accompanied=True):
+            went.append(now_ns)
+            acks.frame(now_ns, 1200)
+    assert went == [0, MS, 2 * MS]
+    assert acks.due_ns == 2 * MS + MS // 4 + 5 * MS, "since the first came of which the peer was not told"
+    assert acks.is_due(acks.due_ns, accompanied=False)
+
+
+def test_what_is_due_goes_however_soon_after_the_last_one() -> None:
+    acks = Acknowledgements()
+    note(acks, 0, now_ns=5)
+    acks.frame(5, 1200)
+    note(acks, 1, 2, now_ns=6)
+    assert acks.is_due(6, accompanied=True)
+    assert acks.is_due(6, accompanied=False)
+
+
 def test_small_packets_wait_for_company() -> None:
     acks = Acknowledgements()
     for number in range(10):

@@ -1,8 +1,10 @@
 """The asyncio shell of an endpoint: one UDP socket, one timer, look-ups, futures, the log. EndpointCore decides.
 
 Everything runs on one loop. Work is gathered: callers touch peers, `_flush` runs once per iteration of the loop, serves
-each touched peer and arms the one timer. What the core asks for is carried out after every call of it and before every
-callback of the layer above, so that effects happen in the order in which they were decided.
+each touched peer and arms the one timer. Where datagrams or the timer begin it, it ends the same iteration, with what
+was said by those who were called back on the way; who waits as a task has his say in the next one. What the core asks
+for is carried out after every call of it and before every callback of the layer above, so that effects happen in the
+order in which they were decided.
 """
 
 from __future__ import annotations
@@ -425,14 +427,6 @@ class Endpoint:
         self._flush_handle = None
         self._flush()
 
-    def _flush_soon(self) -> None:
-        """Serve peers when those who waited for what has come had their say, which then goes along."""
-        if self._core.waiting:
-            self._act()
-            self._wake()
-        else:
-            self._flush()
-
     def _flush(self) -> None:
         if self._flush_handle is not None:
             self._flush_handle.cancel()
@@ -475,7 +469,7 @@ class Endpoint:
             self._core.handle_timer(now_ns)
         finally:
             self._hear()
-        self._flush_soon()
+        self._flush()
 
     def _on_runs(self, runs: list[DatagramRun]) -> None:
         if self._closed:
@@ -485,7 +479,7 @@ class Endpoint:
             self._core.receive(runs, self.now_ns())
         finally:
             self._hear()
-        self._flush_soon()
+        self._flush()
 
     def _on_unreachable(self, address: Address, trouble: Trouble) -> None:
         if trouble.limit:

@@ -29,7 +29,9 @@ A message has a tag, which names the buffer that it is for, or it belongs to a c
 that order by the receiver, who posts no memory. Both kinds are the same messages, with the same credit and offers.
 
 Acknowledgements are said at once where a sender waits for them. Others go along with what is said anyway, or after
-_LATE_NS: of two ranks that answer each other, neither says anything twice.
+_LATE_NS: of two ranks that answer each other, neither says anything twice. Nor do they go along more often than once in
+_APART_NS, for the sake of ranks that answer each other in less: nobody waits for them, and what they free is little
+(see Receipts), while to say and to hear one costs as much as a small message does.
 
 Invariants (tests walk them):
     - a sequence is handed over at most once; what was acknowledged was verified;
@@ -100,6 +102,7 @@ __all__ = [
 
 
 _LATE_NS = 5_000_000
+_APART_NS = 1_000_000
 
 
 class LinkState(Enum):
@@ -205,6 +208,7 @@ class LinkCore:
         self._connections = 0
         self._actions: deque[LinkAction] = deque()
         self._speaks = False  # whether something goes out in this turn
+        self._said_ns: int | None = None  # when acknowledgements were said last on the present connection
         self.news_ns: int | None = None  # when acknowledgements have to go that nobody waits for, if there are any
         self._outbox = Outbox(
             peer=peer, control=self._control, start=self._start, reset=self._reset, forget=self._forget
@@ -346,7 +350,7 @@ class LinkCore:
     def disconnected(self) -> None:
         """Note that the connection is gone. What was on its way goes again on the next one."""
         self._connected = False
-        self.news_ns, self._speaks = None, False
+        self.news_ns, self._said_ns, self._speaks = None, None, False
         self._actions.clear()
         self._outbox.disconnected()
         self._inbox.disconnected()
@@ -488,12 +492,14 @@ class LinkCore:
 
     # -- output --------------------------------------------------------------------------------------------------
 
-    def poll(self) -> LinkAction | None:
+    def poll(self, now_ns: int) -> LinkAction | None:
         """Return the next thing to do, or None at the end of a turn. Acknowledgements are gathered until here."""
         receipts = self._inbox.receipts
-        if not self._actions and (self._speaks or receipts.hurry) and self.state is LinkState.UP:
-            receipts.acknowledge()
-            self.news_ns = None
+        if not self._actions and self.state is LinkState.UP and receipts.news:
+            along = self._speaks and (self._said_ns is None or now_ns - self._said_ns >= _APART_NS)
+            if along or receipts.hurry:
+                receipts.acknowledge()
+                self.news_ns, self._said_ns = None, now_ns
         self._speaks = bool(self._actions)
         return self._actions.popleft() if self._actions else None
 

@@ -19,7 +19,9 @@ When an acknowledgement is due (section 13.2.1, 13.2.2)
                     has come, up to 128 KiB, later: a sender in its slow start needs them close together, a fast one
                     pays for each
     with a packet   that goes anyway, whatever the reason: mostly the answer to what it acknowledges, so that a request
-                    and its answer are two datagrams
+                    and its answer are two datagrams. Not where one went within the last millisecond: a stream of
+                    requests and answers is acknowledged as often as anybody has use for it, and to make and take an
+                    ACK costs as much as all else in such a packet
     after 1 ms      for two full packets: a sender whose window has shrunk to them waits for it
     after 5 ms      for less. Who sent so little waits for nothing but to know that it arrived, and most such packets
                     are answered by then. It is what MAX_ACK_DELAY_MS names, with a millisecond for the timer to fire;
@@ -40,6 +42,7 @@ __all__ = ["MAX_ACK_DELAY_MS", "Acknowledgements", "ToldNumbers"]
 _KNOWN = 1024  # ranges; see the module's head
 _OPEN = 512
 _SOON_NS = 1_000_000
+_APART_NS = 1_000_000  # between two that go along with something else
 _LATE_NS = 5_000_000
 _FULL_BYTES = 2 * 1200  # of two packets of the least full size, whatever size the largest had that ever came
 _MOST_BYTES = 128 * 1024
@@ -61,7 +64,7 @@ class Acknowledgements:
     due_ns: when an ACK has to go; None while nothing waits for one.
     """
 
-    __slots__ = ("_exponent", "_heard", "_known", "_largest_ns", "_open", "_silent", "_since_ns", "_size",
+    __slots__ = ("_exponent", "_heard", "_known", "_largest_ns", "_open", "_silent", "_since_ns", "_size", "_told_ns",
                  "_unacknowledged", "due_ns", "floor", "largest")  # fmt: skip
 
     def __init__(self, *, exponent: int = 3) -> None:
@@ -73,6 +76,7 @@ class Acknowledgements:
         self._known = Ranges()
         self._open = Ranges()
         self._largest_ns = 0
+        self._told_ns: int | None = None  # when the last ACK went
         self._since_ns = 0  # when the oldest packet arrived of which the peer was not told
         self._unacknowledged = 0  # bytes of packets that ask for an acknowledgement, since the last one
         self._heard = 0  # bytes in all
@@ -125,7 +129,9 @@ class Acknowledgements:
 
     def is_due(self, now_ns: int, *, accompanied: bool) -> bool:
         """Return whether an ACK is to go now. accompanied: something else goes anyway, and it may go along."""
-        return self.due_ns is not None and (accompanied or self.due_ns <= now_ns)
+        if self.due_ns is None or self.due_ns <= now_ns:
+            return self.due_ns is not None
+        return accompanied and (self._told_ns is None or now_ns - self._told_ns >= _APART_NS)
 
     def frame(self, now_ns: int, room: int) -> tuple[bytes, ToldNumbers]:
         """Return an ACK frame of `room` bytes at most, 40 or more, and the numbers that it tells; none is due then.
@@ -142,7 +148,7 @@ class Acknowledgements:
                 break
             told.append((start, stop))
             low = start
-        self.due_ns, self._unacknowledged = None, 0
+        self.due_ns, self._unacknowledged, self._told_ns = None, 0, now_ns
         return AckFrame(told, delay).encode(), tuple(told)
 
     def wants_answer(self, *, accompanied: bool) -> bool:

@@ -436,7 +436,7 @@ class EndpointCore:
         """Give the carrier what the link asks for; without a connection it is dropped, and asked for again later."""
         connection = self.connections.of_link.get(peer)
         words: list[bytes] = []
-        while (action := peer.link.poll()) is not None:
+        while (action := peer.link.poll(self._actions.now_ns)) is not None:
             if connection is None:
                 continue
             carrier = connection.carrier
