@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import torch
 
     from quicoll.collectives.subgroups import Scope
+    from quicoll.engine.neighbourhood import Neighbourhood
 
 __all__ = [
     "MOST_PREPARED",
@@ -88,7 +89,8 @@ class GroupView:
     """A group as one rank sees it in one view.
 
     rank: of this rank in the group. ranks: the group's ranks, by their number in it, as ranks of the view. sites: a
-    number for the site of each rank. chunk_bytes: as in the job's settings. prepared: the group's calls in this view.
+    number for the site of each rank. chunk_bytes: as in the job's settings. near: where all ranks of the view share a
+    host, and this is their group, the way between them; else None. prepared: the group's calls in this view.
     """
 
     view_id: int
@@ -97,6 +99,7 @@ class GroupView:
     ranks: tuple[int, ...]
     sites: tuple[int, ...]
     chunk_bytes: int
+    near: Neighbourhood | None = None
     prepared: PreparedCalls = field(default_factory=PreparedCalls)
 
     @property

@@ -532,7 +532,8 @@ class Group:
                 "those of now; split again in every view"
             )
         sites = site_numbers(view, scope.ranks)
-        here = GroupView(view.view_id, scope, self.rank, self.ranks, sites, self._context.config.chunk_bytes)
+        near = self._context.engine.near(view.view_id) if scope.group_id == WORLD.group_id else None
+        here = GroupView(view.view_id, scope, self.rank, self.ranks, sites, self._context.config.chunk_bytes, near)
         self._seen = (view, here)
         return here
 

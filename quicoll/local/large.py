@@ -24,6 +24,7 @@ meanwhile either. Results are checked as they stand in `output`.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -53,7 +54,7 @@ def shares(count: int, world: int) -> list[tuple[int, int]]:
         For each rank the first, and the one after the last.
     """
     cuts = [min(count, -(-count * rank // world // 16) * 16) for rank in range(world)] + [count]
-    return list(zip(cuts[:-1], cuts[1:], strict=True))
+    return list(pairwise(cuts))
 
 
 def reduce_chunks(
@@ -128,4 +129,4 @@ def reduce_chunks(
 
 
 def _sum(data: Array) -> bytes:
-    return xxhash.xxh3_64_intdigest(data).to_bytes(8, "little")
+    return xxhash.xxh3_64_intdigest(data.data).to_bytes(8, "little")

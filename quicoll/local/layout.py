@@ -47,6 +47,7 @@ __all__ = [
     "BACK",
     "CONSUMED",
     "FRONT",
+    "MAX_ITEM",
     "MAX_WORLD",
     "PUBLISHED",
     "RING",
@@ -73,6 +74,7 @@ SLOTS: Final = 16  # small calls that a rank may be ahead
 SMALL_BYTES: Final = 64 << 10  # of a rank's share in a small call
 TEXT_BYTES: Final = 4096 - 64  # of the call's text, which is for people; its digest decides
 RING: Final = 4
+MAX_ITEM: Final = 512  # bytes of an element of a large call
 
 _PAGE = 4096
 _WORDS = _PAGE
@@ -113,7 +115,7 @@ class Layout:
 
     @property
     def share(self) -> int:
-        """Bytes that a rank's share of a chunk has at most: it is cut at 16 elements, of at most 512 bytes each."""
+        """Bytes that a rank's share of a chunk has at most: it is cut at 16 elements, of MAX_ITEM bytes at most."""
         return -(-self.chunk // self.world // _PAGE) * _PAGE + 2 * _PAGE
 
     def result(self, chunk: int) -> int:

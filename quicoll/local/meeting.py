@@ -40,7 +40,7 @@ _RANK = struct.Struct("<Q")
 _CREDENTIALS = struct.Struct("iII")
 
 
-class MeetingFailed(Exception):  # noqa: N818 - it never leaves the engine, which tells of it by an event
+class MeetingFailed(Exception):
     """Some rank of the host was not met; says why."""
 
 
@@ -77,9 +77,9 @@ def host_here() -> str:
     An abstract socket is one of a network namespace, and a namespace one of a boot of a machine.
     """
     try:
-        with open("/proc/sys/kernel/random/boot_id") as file:  # noqa: PTH123 - it is no file of a disk
+        with open("/proc/sys/kernel/random/boot_id") as file:
             boot = file.read().strip()
-        namespace = os.stat("/proc/self/ns/net")  # noqa: PTH116 - as above
+        namespace = os.stat("/proc/self/ns/net")
     except OSError:
         return ""
     return hashlib.sha256(f"{boot} {namespace.st_dev} {namespace.st_ino} {os.geteuid()}".encode()).hexdigest()[:32]
@@ -150,11 +150,11 @@ def meet(
     except (OSError, ValueError, _Stranger) as error:
         for each in found.values():
             each.close()
-        raise MeetingFailed(f"{whom} not met: {error or type(error).__name__}") from error
+        raise MeetingFailed(f"{whom} not met: {error}") from error
     return found
 
 
-class _Stranger(Exception):  # noqa: N818 - it ends here
+class _Stranger(Exception):
     """Who is at the other end is not who should be."""
 
 

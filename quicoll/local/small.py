@@ -43,7 +43,7 @@ __all__ = ["Differing", "SmallCall", "SmallCalls", "Spoiled"]
 _HEAD: Final = struct.Struct("<QQ16sQQQ")  # place, number in the group, digest, bytes of payload, of text, checksum
 
 
-class Differing(Exception):  # noqa: N818 - it never leaves the engine, which makes a Mismatch of it
+class Differing(Exception):
     """Ranks called different things. called: (number, signature) by rank, of those that are known."""
 
     def __init__(self, called: dict[int, tuple[int, str]]) -> None:
@@ -51,7 +51,7 @@ class Differing(Exception):  # noqa: N818 - it never leaves the engine, which ma
         self.called = called
 
 
-class Spoiled(Exception):  # noqa: N818 - as above, Corrupted or PeerError
+class Spoiled(Exception):
     """What `rank` has written is not what it wrote. bits: its payload differs from its checksum; else its counts."""
 
     def __init__(self, rank: int, why: str, *, bits: bool) -> None:
@@ -103,7 +103,7 @@ class SmallCalls:
         self._consumed = 0
         self._seen = [0] * memory.layout.world  # PUBLISHED, as it was last seen
         self._room = 0  # the least CONSUMED of the peers, as it was last seen
-        self._failed = False
+        self._failure: Exception | None = None
 
     def add(self, call: SmallCall) -> None:
         """Take the next call; `advance` follows."""
@@ -113,6 +113,16 @@ class SmallCalls:
     def waiting(self) -> bool:
         """Whether a call waits for a slot."""
         return bool(self._waiting)
+
+    @property
+    def published(self) -> int:
+        """How many calls are in slots, or were."""
+        return self._published
+
+    @property
+    def consumed(self) -> int:
+        """How many calls have been taken."""
+        return self._consumed
 
     def present(self, call: SmallCall) -> list[int]:
         """Return the ranks that have published as many calls as make up this one, this rank included, ascending."""
@@ -126,13 +136,14 @@ class SmallCalls:
         Returns:
             Those that have been taken now.
         Raises:
-            Differing: The ranks called different things.
+            Differing: The ranks called different things. It is raised again each time, as all of these are, and not
+                before all calls that were taken have been returned.
             Spoiled: A peer's words or bits are not what they can be.
             Exception: What combining raises.
         """
         taken: list[SmallCall] = []
-        if self._failed:
-            return taken
+        if self._failure is not None:
+            raise self._failure
         try:
             self._publish()
             while self._flying and self._all_published(self._consumed):
@@ -144,9 +155,10 @@ class SmallCalls:
                 call.done = True
                 taken.append(call)
                 self._publish()
-        except BaseException:
-            self._failed = True
-            raise
+        except Exception as error:
+            self._failure = error
+            if not taken:
+                raise
         return taken
 
     def _publish(self) -> None:
