@@ -38,6 +38,7 @@ from collections import deque
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
+from quicoll.engine.looking import LOOK_NS, QUESTION_NS, Looks, offer, processors
 from quicoll.local.large import Reduce, reduce_chunks
 from quicoll.local.layout import BACK, CONSUMED, FRONT, PUBLISHED, ROOM, STAGE, WAKE
 from quicoll.local.small import SmallCall, SmallCalls
@@ -54,7 +55,6 @@ __all__ = ["GROUP", "TICK_S", "LargeReduction", "NearCall", "Neighbourhood", "Ov
 
 GROUP: Final = 0  # the id of the group of all ranks, whose calls these are (quicoll.collectives.subgroups)
 TICK_S = 0.02
-LOOK_NS = 60_000  # a peer that called at the same time has answered by then
 _AWAIT_S = 1.0  # of a thread that sleeps here; then it waits as for all calls, and the engine goes on for it
 _TURN_NS = 4_000_000  # of the engine's thread for large reductions, until its other work has its turn
 _GONE_S = 0.1  # after a process's end, until its link is ended: what it had said before it ended is taken in by then
@@ -174,7 +174,8 @@ class Neighbourhood:
         self._turning = False  # the engine's loop will go on with large ones
         self._overseer: Overseer | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._look_ns = LOOK_NS if self.world <= len(os.sched_getaffinity(0)) else 0
+        self._looks = Looks(time.perf_counter_ns())
+        self._alone = processors() == 1
 
     # -- on the engine's thread: begin and end -------------------------------------------------------------------
 
@@ -318,13 +319,27 @@ class Neighbourhood:
         return True
 
     def look(self, call: NearCall) -> bool:
-        """Look for a moment whether all have called; return whether the call has ended."""
-        until = time.perf_counter_ns() + self._look_ns
-        while not self._over(call):
+        """Look for a moment whether all have called; return whether the call has ended.
+
+        With a budget and a rule for who is in whose way, as the engine's loop looks (quicoll.engine.looking).
+        """
+        if self._over(call) or self._alone:
+            return call.small.done
+        began = now = time.perf_counter_ns()
+        if not self._looks.may(now):
+            return False
+        while now - began < LOOK_NS:
+            offer()
             self._go_on()
-            if time.perf_counter_ns() > until:
-                break
-        return call.small.done
+            if self._over(call):
+                self._looks.found()
+                return call.small.done
+            before, now = now, time.perf_counter_ns()
+            if now - before > QUESTION_NS:
+                self._looks.in_vain(LOOK_NS)
+                return False
+        self._looks.in_vain(now - began)
+        return False
 
     def _over(self, call: NearCall) -> bool:
         return call.small.done or not self.whole
