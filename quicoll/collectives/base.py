@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     import torch
 
     from quicoll.collectives.subgroups import Scope
-    from quicoll.engine.neighbourhood import Neighbourhood
 
 __all__ = [
     "MOST_PREPARED",
@@ -89,8 +88,9 @@ class GroupView:
     """A group as one rank sees it in one view.
 
     rank: of this rank in the group. ranks: the group's ranks, by their number in it, as ranks of the view. sites: a
-    number for the site of each rank. chunk_bytes: as in the job's settings. near: where all ranks of the view share a
-    host, and this is their group, the way between them; else None. prepared: the group's calls in this view.
+    number for the site of each rank. chunk_bytes: as in the job's settings. near: whether this is the group of all
+    ranks of the view, and these hand each other what they can through the memory of their host. prepared: the group's
+    calls in this view.
     """
 
     view_id: int
@@ -99,7 +99,7 @@ class GroupView:
     ranks: tuple[int, ...]
     sites: tuple[int, ...]
     chunk_bytes: int
-    near: Neighbourhood | None = None
+    near: bool = False
     prepared: PreparedCalls = field(default_factory=PreparedCalls)
 
     @property

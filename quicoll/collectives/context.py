@@ -290,7 +290,7 @@ class CallContext:
             number = self._count
             self._count += 1
             pending = Pending(self, operation, number, step, entry)
-            near = here.near if group == here.scope.group_id else None
+            near = self.near(here.view_id) if here.near and group == here.scope.group_id else None
             try:
                 numbered = None if near is None else near.take_number()
                 if near is None or not self._begin_near(near, pending, within, in_loop=in_loop):
@@ -317,6 +317,10 @@ class CallContext:
             if step is not None:
                 self._issued[number] = pending
         return pending
+
+    def near(self, view_id: int) -> Neighbourhood | None:
+        """Return the way between the ranks of a view that share a host, where all of them do."""
+        return self.engine.near(view_id)
 
     def _begin_near(self, near: Neighbourhood, pending: Pending[Any], timeout: float, *, in_loop: bool) -> bool:
         """Begin an operation between ranks of one host on this thread, if it is small. Return whether it has begun."""

@@ -532,7 +532,7 @@ class Group:
                 "those of now; split again in every view"
             )
         sites = site_numbers(view, scope.ranks)
-        near = self._context.engine.near(view.view_id) if scope.group_id == WORLD.group_id else None
+        near = scope.group_id == WORLD.group_id and self._context.near(view.view_id) is not None
         here = GroupView(view.view_id, scope, self.rank, self.ranks, sites, self._context.config.chunk_bytes, near)
         self._seen = (view, here)
         return here

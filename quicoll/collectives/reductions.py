@@ -11,8 +11,8 @@ from quicoll.collectives.base import rows_asked, rows_given, rows_text
 from quicoll.collectives.operation import Operation, flattened
 from quicoll.collectives.shards import Leaves, Shards
 from quicoll.engine.calls import Work
-from quicoll.engine.neighbourhood import canonical_tree
 from quicoll.errors import LocalError
+from quicoll.local.large import canonical_tree
 from quicoll.local.layout import MAX_ITEM, SMALL_BYTES
 from quicoll.local.small import SmallCall
 from quicoll.numerics.buffers import memory
@@ -376,7 +376,7 @@ def _prepare(
         name, how, world=here.world_size, sizes=given, leaves=leaves, sites=here.sites, chunk_bytes=here.chunk_bytes
     )
     small: tuple[int, ...] | None = None
-    if algorithm == "local" or (algorithm == "auto" and name == "all_reduce" and here.near is not None):
+    if algorithm == "local" or (algorithm == "auto" and name == "all_reduce" and here.near):
         refused, small = _near(here, schedule)
         if algorithm == "local" and refused:
             raise LocalError(f"algorithm 'local' cannot carry this out: {refused}")
@@ -403,7 +403,7 @@ def _prepare(
 def _near(here: GroupView, schedule: Schedule) -> tuple[str, tuple[int, ...] | None]:
     """Return why a reduction cannot go through the memory of one host, "" where it can; and, where it can and is small,
     the bytes that each rank gives. All ranks come to the same."""
-    if here.near is None:
+    if not here.near:
         return "the ranks of this group do not share a host's memory", None
     world, leaves, nbytes = here.world_size, schedule.leaves, schedule.nbytes
     sizes = tuple(len(leaves_of(rank, world, leaves)) * nbytes for rank in range(world))

@@ -53,7 +53,7 @@ from quicoll.plan import Plan  # noqa: TC001 - compiled, a class needs it as it 
 from quicoll.plan.network import NetworkModel, agreed, quantised
 
 if TYPE_CHECKING:
-    from quicoll.engine.neighbourhood import NearCall
+    from quicoll.local.small import SmallCall
     from quicoll.membership.view import View
 
 __all__ = ["MAX_AHEAD", "MAX_AHEAD_BYTES", "Call", "Calls", "Known", "Slot", "Work", "measurements", "site_numbers"]
@@ -144,7 +144,7 @@ class Near(Protocol):
     def numbers(self) -> int: ...
     @property
     def running(self) -> int: ...
-    def under_way(self, number: int) -> NearCall | None: ...
+    def under_way(self, number: int) -> SmallCall | None: ...
     def called_by(self, rank: int) -> list[int]: ...
 
 
@@ -327,7 +327,7 @@ class Calls:
                 mine = None if group or slot.call is not None else self.near.under_way(seq)
                 if mine is not None:
                     called = {rank: announce.signature for rank, announce in slot.announced.items()}
-                    called[self._rank] = mine.small.signature
+                    called[self._rank] = mine.signature
                     return seq, called
         return None
 

@@ -39,8 +39,9 @@ from quicoll.engine.calls import Call, Calls, Slot, measurements
 from quicoll.engine.differences import brief, difference
 from quicoll.engine.executor import Execution, TransferFailed
 from quicoll.engine.messages import Announce, Farewell, encode_message
-from quicoll.engine.neighbourhood import GROUP, canonical_tree
+from quicoll.engine.neighbourhood import GROUP
 from quicoll.errors import Corrupted, LocalError, Mismatch, PeerError, QuicollError, again
+from quicoll.local.large import canonical_tree
 from quicoll.local.small import Differing, Spoiled
 from quicoll.numerics.reduce import reduce_tree
 from quicoll_transport.errors import LinkLost, MessageCorrupted

@@ -42,7 +42,7 @@ from quicoll.engine.messages import (
     Blocks,
     EndLesson,
     Farewell,
-    Verdict,
+    MeetingOutcome,
     Whereabouts,
 )
 from quicoll.engine.neighbours import Neighbours
@@ -585,7 +585,7 @@ class Engine:
     def _on_peer_message(self, link: Link, message: PeerMessage) -> None:
         if isinstance(message, Announce | Farewell):
             self._views.receive(link, message)
-        elif isinstance(message, Whereabouts | Verdict):
+        elif isinstance(message, Whereabouts | MeetingOutcome):
             self._neighbours.receive(link, message)
         elif isinstance(message, AskBlocks | Blocks) or (
             isinstance(message, EndLesson) and message.lesson >= BLOCK_LESSONS

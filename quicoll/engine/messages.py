@@ -28,9 +28,9 @@ __all__ = [
     "EndLesson",
     "Farewell",
     "LessonMessage",
+    "MeetingOutcome",
     "NearMessage",
     "PeerMessage",
-    "Verdict",
     "Whereabouts",
     "decode_message",
     "encode_message",
@@ -136,7 +136,7 @@ class Whereabouts(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     why: _Short = ""
 
 
-class Verdict(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag_field="t", tag=9):
+class MeetingOutcome(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag_field="t", tag=9):
     """Whether this rank has met all others of a view. Where all have, they share memory; else none does. why: not."""
 
     view_id: int
@@ -144,7 +144,7 @@ class Verdict(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     why: _Short = ""
 
 
-NearMessage: TypeAlias = Whereabouts | Verdict
+NearMessage: TypeAlias = Whereabouts | MeetingOutcome
 """What ranks of one host send each other before a view begins."""
 LessonMessage: TypeAlias = Ask | Compared | EndLesson
 """What a rank that learns a state and the one that has it send each other beside chunks."""
@@ -185,7 +185,7 @@ def decode_message(data: bytes, *, node: str) -> PeerMessage:
     match message:
         case Announce():
             numbers = (message.view_id, message.group, message.seq, *message.counts, *message.measured)
-        case Farewell() | Whereabouts() | Verdict():
+        case Farewell() | Whereabouts() | MeetingOutcome():
             numbers = (message.view_id,)
         case Ask():
             numbers = (message.lesson, message.number, message.first, -(len(message.digests) % 16))

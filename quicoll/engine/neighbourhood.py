@@ -35,14 +35,13 @@ import select
 import threading
 import time
 from collections import deque
-from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from quicoll.engine.looking import LOOK_NS, QUESTION_NS, Looks, offer, processors
-from quicoll.local.large import Reduce, reduce_chunks
+from quicoll.local.large import Reduce, reduce_in_chunks
 from quicoll.local.layout import BACK, CONSUMED, FRONT, PUBLISHED, ROOM, STAGE, WAKE
 from quicoll.local.small import SmallCall, SmallCalls
-from quicoll.numerics.canonical_order import split
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
@@ -51,7 +50,7 @@ if TYPE_CHECKING:
     from quicoll.numerics.bundle import Joined
     from quicoll.numerics.dtypes import Array
 
-__all__ = ["GROUP", "TICK_S", "LargeReduction", "NearCall", "Neighbourhood", "Overseer", "canonical_tree"]
+__all__ = ["GROUP", "TICK_S", "LargeReduction", "NearCall", "Neighbourhood", "Overseer"]
 
 GROUP: Final = 0  # the id of the group of all ranks, whose calls these are (quicoll.collectives.subgroups)
 TICK_S = 0.02
@@ -289,9 +288,10 @@ class Neighbourhood:
         """How many small calls are under way."""
         return len(self._calls)
 
-    def under_way(self, number: int) -> NearCall | None:
+    def under_way(self, number: int) -> SmallCall | None:
         """Return the small call of this number, None where it is over, or there was none."""
-        return self._calls.get(number)
+        call = self._calls.get(number)
+        return None if call is None else call.small
 
     def called_by(self, rank: int) -> list[int]:
         """Return the numbers of the small calls under way here which a rank has called as well."""
@@ -504,7 +504,7 @@ class Neighbourhood:
             combine: Computes it.
             wake: Called when it has ended, well or not; not before this returns.
         """
-        large = LargeReduction(self, partial(reduce_chunks, given=given, output=output, reduce=combine), wake)
+        large = LargeReduction(self, partial(reduce_in_chunks, given=given, output=output, reduce=combine), wake)
         self._larges.append(large)
         self._turn_soon()
         return large
@@ -622,22 +622,3 @@ class LargeReduction:
         except Exception as error:
             self._error = error
         return None
-
-
-class Leaf(int):
-    """A leaf of a tree, by its number: its values are of the tensor's own type."""
-
-    wide = False
-
-
-@lru_cache(maxsize=64)
-def canonical_tree(leaves: int) -> Any:
-    """Return the canonical tree over so many leaves, as `reduce_tree` takes it."""
-
-    def node(start: int, stop: int) -> Any:
-        if stop - start == 1:
-            return Leaf(start)
-        middle = split(start, stop)
-        return node(start, middle), node(middle, stop)
-
-    return node(0, leaves)

@@ -7,7 +7,7 @@ What is settled here is a part of the view: with its first operation all of its 
     asking     each rank tells every other where it can be met (`Whereabouts`), and waits for what they tell. One that
                may not share memory answers that it cannot be met
     meeting    all are of one host: they meet (quicoll.local.meeting), on a thread, for some seconds at most
-    judging    each tells every other whether it has met all, and waits for what they tell (`Verdict`)
+    judging    each tells every other whether it has met all, and waits for what they tell (`MeetingOutcome`)
     settled    all have met all: the view is installed with a `Neighbourhood`. Otherwise without; an event says why
 
 Invariants: what follows from the messages follows on every rank from the same ones, because each rank tells all others
@@ -26,10 +26,10 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
-from quicoll.engine.messages import Verdict, Whereabouts, encode_message
+from quicoll.engine.messages import MeetingOutcome, Whereabouts, encode_message
 from quicoll.engine.neighbourhood import Neighbourhood
-from quicoll.local.layout import MAX_WORLD, Layout
-from quicoll.local.meeting import SECRET_BYTES, MeetingFailed, Met, Place, listen, meet
+from quicoll.local.layout import MAX_WORLD, SegmentLayout
+from quicoll.local.meeting import SECRET_BYTES, MeetingFailed, MeetingPlace, Met, listen
 from quicoll.local.memory import Segment, SharedMemory
 from quicoll_transport.errors import TransportError
 
@@ -69,7 +69,7 @@ class Neighbours:
         self._host = host
         self._emit = emit
         self._whereabouts: dict[str, Whereabouts] = {}
-        self._verdicts: dict[str, Verdict] = {}
+        self._verdicts: dict[str, MeetingOutcome] = {}
         self._heard: asyncio.Future[None] | None = None  # of the next message, or end of a link
         self._task: tuple[int, asyncio.Task[None]] | None = None
         self._settled: tuple[int, Neighbourhood] | None = None
@@ -96,7 +96,7 @@ class Neighbours:
 
     def receive(self, link: Link, message: NearMessage) -> None:
         """Take what a rank says."""
-        if isinstance(message, Verdict):
+        if isinstance(message, MeetingOutcome):
             self._verdicts[link.node] = message
         else:
             self._whereabouts[link.node] = message
@@ -114,22 +114,25 @@ class Neighbours:
         if self._heard is not None and not self._heard.done():
             self._heard.set_result(None)
 
-    async def meet(self, view: View, links: Sequence[Link]) -> None:
+    async def meet(self, view: View, links: Sequence[Link]) -> bool:
         """Settle whether the ranks of a view share memory; `take` gives it. Ends when a link does, too.
 
         Args:
             view: A proposed view.
             links: To all others of it, which are up.
+        Returns:
+            Whether there was anything to settle, which takes time: links may have ended meanwhile.
         """
         if not self._host or not share_a_host(view):
-            return
+            return False
         if self._task is None or self._task[0] != view.view_id:
             self.stop()
             self._task = view.view_id, self._loop.create_task(self._meet(view, links))
         await asyncio.shield(self._task[1])  # formed anew, a view is not settled anew: the others were told once
+        return True
 
     async def _meet(self, view: View, links: Sequence[Link]) -> None:
-        layout = Layout(view.world_size)
+        layout = SegmentLayout(view.world_size)
         own: _Own | None = None
         near: Neighbourhood | None = None
         why = ""
@@ -151,13 +154,13 @@ class Neighbours:
             if own is None or apart:
                 self._say(view, why or next((each.why for each in apart if each.why), "the ranks are not of one host"))
                 return
-            places = {rank: Place(message.name, message.secret) for rank, message in said.items()}
+            places = {rank: MeetingPlace(message.name, message.secret) for rank, message in said.items()}
             try:
                 near = await self._met(own, layout, view, places, secrets)
             except (MeetingFailed, OSError, ValueError) as error:
                 why = f"{self._node}: {error}"[:_MAX_WHY]
             for link in links:
-                _tell(link, Verdict(view.view_id, near is not None, why))
+                _tell(link, MeetingOutcome(view.view_id, near is not None, why))
             if not await self._all_said(view, links, self._verdicts):
                 return
             refused = [self._verdicts[link.node].why for link in links if not self._verdicts[link.node].met]
@@ -176,7 +179,7 @@ class Neighbours:
         self._emit("shared_memory", view=view.view_id, used=False, reason=why)
 
     async def _all_said(
-        self, view: View, links: Sequence[Link], said: Mapping[str, Whereabouts] | Mapping[str, Verdict]
+        self, view: View, links: Sequence[Link], said: Mapping[str, Whereabouts] | Mapping[str, MeetingOutcome]
     ) -> bool:
         """Wait until all have said their part of this view. Return False where a link has ended."""
         while True:
@@ -188,7 +191,12 @@ class Neighbours:
             await self._heard
 
     async def _met(
-        self, own: _Own, layout: Layout, view: View, places: Mapping[int, Place], secrets: Mapping[int, bytes]
+        self,
+        own: _Own,
+        layout: SegmentLayout,
+        view: View,
+        places: Mapping[int, MeetingPlace],
+        secrets: Mapping[int, bytes],
     ) -> Neighbourhood:
         """Meet on a thread, and map what the others give. Raises MeetingFailed, OSError and ValueError."""
         future: asyncio.Future[dict[int, Met]] = self._loop.create_future()
@@ -201,7 +209,7 @@ class Neighbours:
             found: dict[int, Met] = {}
             error: Exception | None = None
             try:
-                found = meet(server, view_id=view.view_id, rank=rank, places=places, secrets=secrets, descriptors=given)
+                found = meet_all(server, view_id=view.view_id, rank=rank, places=places, secrets=secrets, descriptors=given)
             except Exception as raised:
                 error = raised
             server.close()

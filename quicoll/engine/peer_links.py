@@ -147,18 +147,17 @@ class PeerLinks:
     async def _form(self, view: View) -> None:
         unreachable: list[str] = []
         why: list[str] = []
-        for link in self.of_view(view).values():
+        links = list(self.of_view(view).values())
+        for link in links:
             try:
                 await link.wait_up()
             except LinkLost as error:
                 log.info("%s: cannot reach %s: %s", self._node, link.node, error)
                 unreachable.append(link.node)
                 why.append(f"{link.node}: {self._tried(link, view, error)}")
-        if not unreachable:
-            links = list(self.of_view(view).values())
-            await self._neighbours.meet(view, links)
+        if not unreachable and await self._neighbours.meet(view, links):
             for link in links:
-                if link.ended:  # while the ranks of a host met: there is no view without it
+                if link.ended:
                     unreachable.append(link.node)
                     why.append(f"{link.node}: {link.cause}")
         self._forming = None

@@ -24,27 +24,29 @@ meanwhile either. Results are checked as they stand in `output`.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xxhash
 
 from quicoll.local.layout import RING, STAGE
 from quicoll.local.small import Spoiled
+from quicoll.numerics.canonical_order import split
 
 if TYPE_CHECKING:
-    from quicoll.local.memory import Memory
+    from quicoll.local.layout import HostMemory
     from quicoll.numerics.bundle import Joined
     from quicoll.numerics.dtypes import Array
 
-__all__ = ["Reduce", "reduce_chunks", "shares"]
+__all__ = ["Reduce", "canonical_tree", "reduce_in_chunks", "share_out"]
 
 Reduce = Callable[[Sequence["Array"], "Array"], None]
 """Reduces the values of all ranks, in their order, to a result."""
 
 
-def shares(count: int, world: int) -> list[tuple[int, int]]:
+def share_out(count: int, world: int) -> list[tuple[int, int]]:
     """Divide the elements of a chunk between ranks, at multiples of 16.
 
     Args:
@@ -57,8 +59,8 @@ def shares(count: int, world: int) -> list[tuple[int, int]]:
     return list(pairwise(cuts))
 
 
-def reduce_chunks(
-    memory: Memory, base: int, given: Array | Joined, output: Array, reduce: Reduce
+def reduce_in_chunks(
+    memory: HostMemory, base: int, given: Array | Joined, output: Array, reduce: Reduce
 ) -> Generator[int, None, int]:
     """Carry out a reduction of all ranks' elements.
 
@@ -84,7 +86,7 @@ def reduce_chunks(
     def chunk(i: int) -> tuple[int, int, list[tuple[int, int]]]:
         first = i * step
         size = min(step, total - first)
-        return first, size, shares(size, world)
+        return first, size, share_out(size, world)
 
     for i in range(count + 2):
         if i < count:
@@ -130,3 +132,22 @@ def reduce_chunks(
 
 def _sum(data: Array) -> bytes:
     return xxhash.xxh3_64_intdigest(data.data).to_bytes(8, "little")
+
+
+class _Leaf(int):
+    """A leaf of a tree, by its number: its values are of the tensor's own type."""
+
+    wide = False
+
+
+@lru_cache(maxsize=64)
+def canonical_tree(leaves: int) -> Any:
+    """Return the canonical tree over so many leaves, as `reduce_tree` takes it."""
+
+    def node(start: int, stop: int) -> Any:
+        if stop - start == 1:
+            return _Leaf(start)
+        middle = split(start, stop)
+        return node(start, middle), node(middle, stop)
+
+    return node(0, leaves)

@@ -14,7 +14,7 @@ has one writer, there is no lock that a dead rank could hold, and whatever a ran
     results    RING shares of chunks: what the others copy out
 
 Which ranks share a host, and that all of them have each other's segments, is settled before a view is installed
-(meeting.py, engine/peer_links.py): with the first operation all of them use their memory or none does.
+(meeting.py, quicoll.engine.neighbours): with the first operation all of them use their memory or none does.
 
 Memory order. A rank writes what a count stands for, then the count; who has seen the count reads what it stands for.
 That is right where stores of a processor become visible to the others in their order, and loads are done in theirs:
@@ -41,7 +41,10 @@ Failure cases, for all of it:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final, Protocol
+
+if TYPE_CHECKING:
+    from quicoll.numerics.dtypes import Array
 
 __all__ = [
     "BACK",
@@ -57,7 +60,8 @@ __all__ = [
     "STAGE",
     "TEXT_BYTES",
     "WAKE",
-    "Layout",
+    "HostMemory",
+    "SegmentLayout",
 ]
 
 PUBLISHED: Final = 8  # the numbers of words are those of 8 bytes: 8 of them are a cache line
@@ -83,7 +87,7 @@ _SLOT = 64 + TEXT_BYTES + SMALL_BYTES
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class SegmentLayout:
     """Where things stand in the segments of a view; equal for all of its ranks.
 
     world: ranks. chunk: bytes of a chunk of a large call.
@@ -134,3 +138,37 @@ class Layout:
     def size(self) -> int:
         """Bytes of a segment."""
         return self.input(0) + RING * (self.chunk + self.share)
+
+
+class HostMemory(Protocol):
+    """The segments of a view's ranks, as one of them sees them.
+
+    rank: of this rank. layout: of all segments.
+    """
+
+    rank: int
+    layout: SegmentLayout
+
+    def load(self, rank: int, word: int) -> int:
+        """Return a word of a rank."""
+        ...
+
+    def store(self, word: int, value: int) -> None:
+        """Write a word of this rank, visible after all that it has written before."""
+        ...
+
+    def fence(self) -> None:
+        """Make all that was written here visible before anything is read from now on."""
+        ...
+
+    def read(self, rank: int, at: int, size: int) -> bytes:
+        """Return a copy of bytes of a rank."""
+        ...
+
+    def write(self, at: int, data: bytes | memoryview) -> None:
+        """Write bytes of this rank."""
+        ...
+
+    def view(self, rank: int, at: int, size: int) -> Array:
+        """Return bytes of a rank where they stand, which others may change at any time."""
+        ...

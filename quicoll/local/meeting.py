@@ -1,7 +1,8 @@
 """How the ranks of one host come to each other's segments.
 
 What the link has told both before (TLS, certificates of both sides) is where the peer is: its host, the name of its
-abstract Unix socket, and a secret that it has made for this view and this peer (`Place`). Then, over that socket:
+abstract Unix socket, and a secret that it has made for this view and this peer (`MeetingPlace`). Then, over that
+socket:
 
     dialled     the higher rank dials the lower one, and says which rank it is
     proved      the kernel says that the same user is there (SO_PEERCRED); each side shows that it has both secrets,
@@ -9,7 +10,7 @@ abstract Unix socket, and a secret that it has made for this view and this peer 
     exchanged   descriptors go across: segment and two eventfds; and the kernel's pidfd of the process at the other end
 
 Only then is a peer's segment mapped. A rank has met when it has exchanged with all others. Anything else is a failure
-of the meeting, of which all ranks hear over their links: then all of them go on over QUIC (engine/peer_links.py).
+of the meeting, of which all ranks hear over their links: then all of them go on over QUIC (quicoll.engine.neighbours).
 
 Failure cases: a stranger dials (another user, or without the secrets): shut out, the meeting goes on. A peer says
 nothing, is killed, or sends what is no descriptor: the meeting fails at its deadline at the latest, and descriptors
@@ -29,7 +30,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-__all__ = ["MEET_S", "SECRET_BYTES", "MeetingFailed", "Met", "Place", "host_here", "listen", "meet"]
+__all__ = ["MEET_S", "SECRET_BYTES", "MeetingFailed", "MeetingPlace", "Met", "host_here", "listen", "meet_all"]
 
 MEET_S = 3.0
 SECRET_BYTES = 32
@@ -45,7 +46,7 @@ class MeetingFailed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class MeetingPlace:
     """Where a rank is met. name: of its abstract socket. secret: that it has given the rank which is told this."""
 
     name: bytes
@@ -98,12 +99,12 @@ def listen() -> tuple[socket.socket, bytes]:
     return server, name
 
 
-def meet(
+def meet_all(
     server: socket.socket,
     *,
     view_id: int,
     rank: int,
-    places: Mapping[int, Place],
+    places: Mapping[int, MeetingPlace],
     secrets: Mapping[int, bytes],
     descriptors: Sequence[int],
     within: float = MEET_S,
@@ -165,7 +166,9 @@ def _left(until: float) -> float:
     return left
 
 
-def _proof(secrets: Mapping[int, bytes], places: Mapping[int, Place], view_id: int, rank: int, shows: int) -> bytes:
+def _proof(
+    secrets: Mapping[int, bytes], places: Mapping[int, MeetingPlace], view_id: int, rank: int, shows: int
+) -> bytes:
     """What rank `shows` shows to prove that it is one of the two, `rank` being the other one of them than us."""
     key = b"".join(sorted((secrets[rank], places[rank].secret)))
     return hmac.digest(key, b"quicoll local" + struct.pack("<QQ", view_id, shows), hashlib.sha256)
@@ -177,7 +180,7 @@ def _exchange(
     view_id: int,
     rank: int,
     peer: int,
-    places: Mapping[int, Place],
+    places: Mapping[int, MeetingPlace],
     secrets: Mapping[int, bytes],
     descriptors: Sequence[int],
 ) -> Met:

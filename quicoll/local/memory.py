@@ -14,17 +14,17 @@ import os
 import platform
 import sys
 import threading
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from quicoll.local.layout import Layout
+    from quicoll.local.layout import SegmentLayout
     from quicoll.numerics.dtypes import Array
 
-__all__ = ["Memory", "Segment", "SharedMemory", "unusable"]
+__all__ = ["Segment", "SharedMemory", "unusable"]
 
 # Of Linux's <fcntl.h>, which other systems' `fcntl` does not name, and no `fcntl` the fourth (Linux 5.1).
 _ADD_SEALS, _GET_SEALS = 1033, 1034
@@ -39,40 +39,6 @@ def unusable() -> str:
     if platform.machine() not in ("x86_64", "AMD64"):
         return f"the order in which {platform.machine()} makes stores visible is not that of x86-64"
     return ""
-
-
-class Memory(Protocol):
-    """The segments of a view's ranks, as one of them sees them. What is counted in words is in layout.py.
-
-    rank: of this rank. layout: of all segments.
-    """
-
-    rank: int
-    layout: Layout
-
-    def load(self, rank: int, word: int) -> int:
-        """Return a word of a rank."""
-        ...
-
-    def store(self, word: int, value: int) -> None:
-        """Write a word of this rank, visible after all that it has written before."""
-        ...
-
-    def fence(self) -> None:
-        """Make all that was written here visible before anything is read from now on."""
-        ...
-
-    def read(self, rank: int, at: int, size: int) -> bytes:
-        """Return a copy of bytes of a rank."""
-        ...
-
-    def write(self, at: int, data: bytes | memoryview) -> None:
-        """Write bytes of this rank."""
-        ...
-
-    def view(self, rank: int, at: int, size: int) -> Array:
-        """Return bytes of a rank where they stand, which others may change at any time."""
-        ...
 
 
 class Segment:
@@ -124,9 +90,12 @@ class Segment:
 
 
 class SharedMemory:
-    """Segments of this system, as `Memory` has them. Used by one thread at a time, under a lock of its user's."""
+    """Segments of this system, as `quicoll.local.layout.HostMemory` has them.
 
-    def __init__(self, layout: Layout, rank: int, own: Segment, peers: Mapping[int, Segment]) -> None:
+    Used by one thread at a time, under a lock of its user's.
+    """
+
+    def __init__(self, layout: SegmentLayout, rank: int, own: Segment, peers: Mapping[int, Segment]) -> None:
         self.layout = layout
         self.rank = rank
         segments = [own if each == rank else peers[each] for each in range(layout.world)]

@@ -1,7 +1,8 @@
 """Small calls: every rank writes its share where all see it, and each computes the result itself.
 
-A core without input or output: memory goes in (`Memory`), and it never waits. Whoever calls `advance` takes all calls
-as far as they go; who does that, on which thread, and when he sleeps, is the shell's business (engine/local.py).
+A core without input or output: memory goes in (`HostMemory`), and it never waits. Whoever calls `advance` takes all
+calls as far as they go; who does that, on which thread, and when he sleeps, is the shell's business
+(quicoll.engine.neighbourhood).
 
 The k-th small call of a view on this rank, k from 0:
 
@@ -14,7 +15,8 @@ The k-th small call of a view on this rank, k from 0:
 
 Agreement costs nothing of its own: a result is computed only after all have been compared, and it takes the payloads
 of all. A rank that calls something else that is small is found out by the comparison. One that calls something that
-goes over QUIC announces that with a number that is taken here, or leaves out one that is not: see engine/local.py.
+goes over QUIC announces that with a number that is taken here, or leaves out one that is not: see
+quicoll.engine.neighbourhood.
 
 Invariants (tests step every load and store, and kill a rank at each of them):
     - calls are published and taken in the order in which they were added
@@ -36,7 +38,7 @@ import xxhash
 from quicoll.local.layout import CONSUMED, PUBLISHED, SLOTS, SMALL_BYTES, TEXT_BYTES
 
 if TYPE_CHECKING:
-    from quicoll.local.memory import Memory
+    from quicoll.local.layout import HostMemory
 
 __all__ = ["Differing", "SmallCall", "SmallCalls", "Spoiled"]
 
@@ -65,10 +67,11 @@ class SmallCall:
 
     number: in its group. signature: everything that must be equal on all ranks. payload: of this rank. sizes: bytes of
     each rank's payload. combine: takes the payloads, by rank, and leaves the result where its owner finds it.
-    done: it has been taken. place: the number of its slot, None until it is published.
+    done: it has been taken. place: its place among all small calls, None until it is published. digest: of the signature,
+    from then on; our own slot may hold a later call by the time that this one is taken.
     """
 
-    __slots__ = ("combine", "done", "number", "payload", "place", "signature", "sizes")
+    __slots__ = ("combine", "digest", "done", "number", "payload", "place", "signature", "sizes")
 
     def __init__(
         self,
@@ -85,6 +88,7 @@ class SmallCall:
         self.payload = payload
         self.sizes = sizes
         self.combine = combine
+        self.digest = b""
         self.done = False
         self.place: int | None = None
 
@@ -92,7 +96,7 @@ class SmallCall:
 class SmallCalls:
     """All small calls of a view on one rank. See the module's head."""
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: HostMemory) -> None:
         self._memory = memory
         self._layout = memory.layout
         self._rank = memory.rank
@@ -167,7 +171,7 @@ class SmallCalls:
             call = self._waiting.popleft()
             place = call.place = self._published
             text = call.signature.encode(errors="replace")
-            digest = xxhash.xxh3_128_digest(text)
+            digest = call.digest = xxhash.xxh3_128_digest(text)
             sum_ = xxhash.xxh3_64_intdigest(call.payload)
             shown = text[:TEXT_BYTES]
             if call.payload:
@@ -205,12 +209,12 @@ class SmallCalls:
         """Compare what all have called, and copy what they give. Raises Differing and Spoiled."""
         memory, place = self._memory, self._consumed
         at = self._layout.slot(place)
-        own = _HEAD.unpack(memory.read(self._rank, at, _HEAD.size))
+        own = call.number, call.digest
         heads = {rank: _HEAD.unpack(memory.read(rank, at, _HEAD.size)) for rank in self._peers}
         for rank, head in heads.items():
             if head[0] != place:
                 raise Spoiled(rank, f"has call {head[0]} where {place} belongs", bits=False)
-        if any(head[1:3] != own[1:3] for head in heads.values()):
+        if any(head[1:3] != own for head in heads.values()):
             called = {rank: (head[1], self._text(rank, place, head[4])) for rank, head in heads.items()}
             called[self._rank] = call.number, call.signature
             raise Differing(called)
