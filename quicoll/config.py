@@ -60,6 +60,7 @@ class JoinSettings(TypedDict, total=False):
     events: str | os.PathLike[str] | None
     transport_events: bool | None
     qlog: str | os.PathLike[str] | None
+    local: bool | None
     deny: str | os.PathLike[str] | None
 
 
@@ -191,6 +192,7 @@ _FIELDS: dict[str, _Field] = {
     "events": _Field(_text, None),
     "transport_events": _Field(_switch, False),
     "qlog": _Field(_text, None),
+    "local": _Field(_switch, True),
     "deny": _Field(_text, None),
 }
 
@@ -268,6 +270,7 @@ class Config:
         transport_events: Whether the transport's own events (connections, suspicion, resends, refusals) are reported
             as well.
         qlog: Directory for a qlog trace of each QUIC connection; None writes none, as it costs CPU time.
+        local: Whether ranks that share a host hand each other what they can through its memory.
         deny: File of SHA-256 fingerprints of certificates that may not come in; None denies none.
         sources: By setting, where its value came from.
     """
@@ -296,6 +299,7 @@ class Config:
     events: str | None
     transport_events: bool
     qlog: str | None
+    local: bool
     deny: str | None
     sources: Mapping[str, str]
 

@@ -243,6 +243,8 @@ class _Lent:
         self.post = runtime.post
         self.submit = runtime.submit
         self.wait = runtime.wait
+        self.hold = runtime.hold
+        self.let_go = runtime.let_go
 
     async def aclose(self) -> None:
         return None

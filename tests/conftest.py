@@ -16,6 +16,10 @@ import warm
 from quicoll_transport.compiled import COMPILED
 from quicoll_transport.net.addresses import is_numeric
 
+# The ranks of a test are all on this host. Tests of what goes over QUIC stay tests of that; those of shared memory ask
+# for it (tests/loopback/test_local.py).
+os.environ.setdefault("QUICOLL_LOCAL", "0")
+
 QUICK = [Path(__file__).parent / folder for folder in ("unit", "transport")]
 # Words of a file in these folders without which none of its tests is slow or on the loopback interface.
 NOT_QUICK = ("mark.slow", "mark.loopback", "needs_v6")

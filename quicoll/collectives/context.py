@@ -27,6 +27,7 @@ import xxhash
 
 from quicoll.checks import seconds
 from quicoll.collectives.subgroups import is_derived
+from quicoll.engine.neighbourhood import NearCall
 from quicoll.errors import LocalError, PeerError, QuicollError
 from quicoll.membership.messages import MAX_GROUPS
 from quicoll.numerics.buffers import memory, reach
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from quicoll.config import Config
     from quicoll.engine.communicator import Ended
     from quicoll.engine.engine import Engine
+    from quicoll.engine.neighbourhood import Neighbourhood
     from quicoll.engine.runtime import Cancellable, Gathering, Runtime, Start
     from quicoll.membership.view import View
 
@@ -56,7 +58,7 @@ class Pending(Generic[T]):
 
     future: of the operation's number in its group. Once that is there the result can be taken. released: done when
     the engine writes no more to an `out` that it writes in place, which after a cancellation is a moment after
-    `future`; None where it does not.
+    `future`; None where it does not. near: of a small call between ranks of one host, which this may take further.
     """
 
     __slots__ = (
@@ -68,6 +70,7 @@ class Pending(Generic[T]):
         "_step",
         "entry",
         "future",
+        "near",
         "operation",
         "released",
     )
@@ -85,6 +88,7 @@ class Pending(Generic[T]):
         self._result: T = _NOTHING
         self.operation = operation
         self.released: concurrent.futures.Future[None] | None = None
+        self.near: tuple[Neighbourhood, NearCall] | None = None
 
     def block(self, timeout: float | None) -> bool:
         """Block this thread until the operation has ended, or `timeout` seconds have passed. Return whether it has.
@@ -94,7 +98,16 @@ class Pending(Generic[T]):
         if not isinstance(self.future, concurrent.futures.Future):
             raise LocalError("this operation was issued on an event loop: await it there")
         self._context.demand_own_process()
-        return self.future.done() or self._context.runtime.wait(self.future, timeout)
+        if self.near is None:
+            return self.future.done() or self._context.runtime.wait(self.future, timeout)
+        near, call = self.near
+        return self.future.done() or self._context.runtime.wait(self.future, timeout, partial(near.block, call))
+
+    def attend(self) -> None:
+        """Before this operation is awaited, on its event loop: see that its end wakes that loop."""
+        if self.near is not None and not self.future.done():
+            near, call = self.near
+            near.attend(call, asyncio.get_running_loop())
 
     def settle(self) -> bool:
         """Note the digests of a result that is there. Return whether the operation has ended."""
@@ -225,7 +238,7 @@ class CallContext:
         except RuntimeError:
             raise LocalError("no event loop is running here; use quicoll.blocking in synchronous code") from None
         self.demand_own_process()
-        pending = self._issue(operation, timeout, self.runtime.begin)
+        pending = self._issue(operation, timeout, self.runtime.begin, in_loop=True)
         if pending.entry is not None:
             # Whether or not anybody awaits it.
             cast("asyncio.Future[int]", pending.future).add_done_callback(lambda _: pending.settle())
@@ -237,7 +250,7 @@ class CallContext:
         with self.lock:
             while self._unsettled and self._unsettled[0].settle():
                 self._unsettled.popleft()
-            pending = self._issue(operation, timeout, self.runtime.submit)
+            pending = self._issue(operation, timeout, self.runtime.submit, in_loop=False)
             if pending.entry is not None:
                 self._unsettled.append(pending)
         return pending
@@ -254,6 +267,8 @@ class CallContext:
         operation: Operation[T],
         timeout: float | None,
         begin: Callable[[Start, Gathering], Numbered],
+        *,
+        in_loop: bool,
     ) -> Pending[T]:
         within = self.config.timeout if timeout is None else seconds(timeout)
         call, here, group = operation.call(), operation.here, operation.group_id
@@ -275,14 +290,27 @@ class CallContext:
             number = self._count
             self._count += 1
             pending = Pending(self, operation, number, step, entry)
-            start: Start = partial(self.engine.collective, here.view_id, call, group=group, timeout=within, step=step)
             in_place = operation.in_place
-            if in_place:
-                pending.released = concurrent.futures.Future()
-                start = partial(_releasing, start, pending.released)
+            near = self.near(here.view_id) if here.near and group == here.scope.group_id else None
             try:
-                pending.future = operation.answer = begin(start, self.engine.endpoint)
-            except BaseException:
+                numbered = None if near is None else near.take_number()
+                if near is None or not self._begin_near(near, pending, within, in_loop=in_loop):
+                    start: Start = partial(
+                        self.engine.collective,
+                        here.view_id,
+                        call,
+                        group=group,
+                        timeout=within,
+                        step=step,
+                        number=numbered,
+                    )
+                    if in_place:
+                        pending.released = concurrent.futures.Future()
+                        start = partial(_releasing, start, pending.released)
+                    pending.future = operation.answer = begin(start, self.engine.endpoint)
+            except BaseException as error:
+                if near is not None and isinstance(error, LocalError):  # refused by the call: nobody has heard of it
+                    near.return_number()
                 if entry is not None and auditor is not None:
                     auditor.over(entry)
                 raise
@@ -293,6 +321,26 @@ class CallContext:
             if step is not None:
                 self._issued[number] = pending
         return pending
+
+    def near(self, view_id: int) -> Neighbourhood | None:
+        """Return the way between the ranks of a view that share a host, where all of them do."""
+        return self.engine.near(view_id)
+
+    def _begin_near(self, near: Neighbourhood, pending: Pending[Any], timeout: float, *, in_loop: bool) -> bool:
+        """Begin an operation between ranks of one host on this thread, if it is small. Return whether it has begun."""
+        operation = pending.operation
+        small = operation.small(near.numbers - 1)
+        if small is None or not near.whole:
+            return False
+        call = NearCall(near, small, f"{operation.name}#{small.number}", timeout=timeout, step=self.step)
+        held = self.runtime.hold(call, in_loop=in_loop)
+        call.settle = held.settle
+        pending.future = operation.answer = held.future
+        if near.begin(call):
+            pending.near = near, call
+            return True
+        self.runtime.let_go(held.future)
+        return False
 
     def watch(self, here: GroupView, channels: Mapping[int, int], timeout: float | None) -> asyncio.Future[int]:
         """Wait on an event loop until a peer calls what this rank has not called.

@@ -533,8 +533,9 @@ class Group:
             )
         sites = site_numbers(view, scope.ranks)
         context = self._context
+        near = scope.group_id == WORLD.group_id and context.near(view.view_id) is not None
         here = GroupView(
-            view.view_id, scope, self.rank, self.ranks, sites, context.config.chunk_bytes, context.recycler
+            view.view_id, scope, self.rank, self.ranks, sites, context.config.chunk_bytes, context.recycler, near
         )
         self._seen = (view, here)
         return here

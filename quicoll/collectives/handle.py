@@ -73,6 +73,7 @@ class Handle(Generic[T]):
             future = pending.future
         if future.get_loop() is not asyncio.get_running_loop():
             raise LocalError("this operation was issued on another event loop: await it there")
+        pending.attend()
         try:
             await future
         except asyncio.CancelledError:

@@ -13,6 +13,7 @@ from quicoll.collectives.base import rows_given, rows_text
 from quicoll.collectives.operation import Operation
 from quicoll.engine.calls import Work
 from quicoll.errors import LocalError, PeerError
+from quicoll.local.small import SmallCall
 from quicoll.numerics.buffers import argument, destination, detached
 from quicoll.numerics.bundle import Bundle, Results, bundle, results, shape_text
 from quicoll.numerics.reduce import ReduceOp
@@ -296,11 +297,18 @@ class Barrier(Movement[None]):
     def prepare(self, known: Known) -> Work:
         return self.ready
 
+    def small(self, number: int) -> SmallCall | None:
+        return SmallCall(number, self.signature, b"", (0,) * self.here.world_size, _nothing)
+
     def result(self) -> None:
         return None
 
     def text(self) -> str:
         return "barrier"
+
+
+def _nothing(parts: Sequence[bytes]) -> None:
+    """What a barrier makes of what all give."""
 
 
 def _demand_model(name: str, x: Any, alike: str) -> None:

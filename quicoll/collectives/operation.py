@@ -23,6 +23,7 @@ from quicoll.numerics.buffers import reach
 if TYPE_CHECKING:
     from quicoll.collectives.base import GroupView
     from quicoll.engine.calls import Known, Work
+    from quicoll.local.small import SmallCall
     from quicoll.numerics.bundle import Joined
     from quicoll.numerics.dtypes import Array
     from quicoll.numerics.overlap import Reach
@@ -64,6 +65,14 @@ class Operation(Generic[T]):
     def prepare(self, known: Known) -> Work:
         """Return this rank's plan with its memory. Raises PeerError for what other ranks must not announce."""
         raise NotImplementedError
+
+    def small(self, number: int) -> SmallCall | None:
+        """Return it as a small call between ranks of one host, where it is one; asked for only between such.
+
+        Args:
+            number: Its number in the group.
+        """
+        return None
 
     def result(self) -> T:
         """Return what the caller gets; with `out`, write it there. Raises LocalError where `out` was changed."""

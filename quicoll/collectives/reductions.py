@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
+import numpy as np
+
 from quicoll.collectives.base import rows_asked, rows_given, rows_text
 from quicoll.collectives.operation import Operation, flattened
 from quicoll.collectives.shards import Leaves, Shards
 from quicoll.engine.calls import Work
 from quicoll.errors import LocalError
-from quicoll.numerics.buffers import empty
+from quicoll.local.large import canonical_tree
+from quicoll.local.layout import MAX_ITEM, SMALL_BYTES
+from quicoll.local.small import SmallCall
+from quicoll.numerics.buffers import empty, memory
 from quicoll.numerics.bundle import Bundle, bundle, like_text, results
 from quicoll.numerics.canonical_order import leaves_of
-from quicoll.numerics.reduce import Precision, ReduceOp
+from quicoll.numerics.reduce import Precision, ReduceOp, reduce_tree
 from quicoll.plan.schedule import (
     ElementFormat,
     Schedule,
@@ -39,7 +44,8 @@ _Sizes: TypeAlias = "Callable[[Bundle, ElementFormat, int, tuple[Any, ...]], dic
 class _Prepared(NamedTuple):
     """What a call of a reduction came to: see quicoll.collectives.base.
 
-    elements: that travel. settled: this rank's plan, where it does not depend on the network.
+    elements: that travel. settled: this rank's plan, where it does not depend on the network. small: where it is a
+    small call between ranks of one host, the bytes that each rank gives; else None.
     """
 
     precision: Precision
@@ -49,6 +55,7 @@ class _Prepared(NamedTuple):
     schedule: Schedule
     settled: Plan | None
     signature: str
+    small: tuple[int, ...] | None = None
 
 
 class Reduction(Operation[Any]):
@@ -185,6 +192,32 @@ class AllReduce(Reduction):
         self.ring = reduce_order == "ring"
         apart = None if out is None else flattened(x)
         self.write_to(out, results(out, self.like, apart_from=apart, recycler=here.recycler))
+
+    def small(self, number: int) -> SmallCall | None:
+        sizes = self.prepared.small
+        if sizes is None:
+            return None
+        payload = b"".join([memory(flat[:]) for flat in self.flats])
+        return SmallCall(number, self.signature, payload, sizes, self.combine)
+
+    def combine(self, parts: Sequence[bytes]) -> None:
+        """Reduce the leaves of all ranks, as they come in shared memory."""
+        prepared = self.prepared
+        storage, each = prepared.how.dtype.storage, prepared.elements
+        leaves: list[Array] = []
+        for part in parts:
+            values = np.frombuffer(part, storage)
+            leaves += [values[at : at + each] for at in range(0, values.size, each or 1)]
+        reduce_tree(
+            canonical_tree(self.total),
+            leaves.__getitem__,
+            op=prepared.op,
+            dtype=prepared.how.dtype,
+            acc=prepared.how.acc,
+            out=self.output,
+            final=True,
+            leaves=self.total,
+        )
 
     def text(self) -> str:
         form = self.prepared.how.form
@@ -350,8 +383,17 @@ def _prepare(
     schedule = reduction(
         name, how, world=here.world_size, sizes=given, leaves=leaves, sites=here.sites, chunk_bytes=here.chunk_bytes
     )
+    small: tuple[int, ...] | None = None
+    if algorithm == "local" or (algorithm == "auto" and name == "all_reduce" and here.near):
+        refused, small = _near(here, schedule)
+        if algorithm == "local" and refused:
+            raise LocalError(f"algorithm 'local' cannot carry this out: {refused}")
+        algorithm = algorithm if refused else "local"
     algorithm = schedule.settled(algorithm)
-    plan = None if algorithm == "auto" else schedule.plan_of(here.rank, algorithm)
+    if algorithm == "local":
+        plan: Plan | None = schedule.plan_near(here.rank)
+    else:
+        plan = None if algorithm == "auto" else schedule.plan_of(here.rank, algorithm)
     shapes = like_text(like.dtype, like.shapes, many=like.many)
     text = f"{name}/{algorithm} {schedule.text} {shapes} op={parsed} precision={precision}"
     return _Prepared(
@@ -362,4 +404,23 @@ def _prepare(
         schedule,
         plan,
         text if how.form is None else f"{text} wire={how.form.codec.name}",
+        small,
     )
+
+
+def _near(here: GroupView, schedule: Schedule) -> tuple[str, tuple[int, ...] | None]:
+    """Return why a reduction cannot go through the memory of one host, "" where it can; and, where it can and is small,
+    the bytes that each rank gives. All ranks come to the same."""
+    if not here.near:
+        return "the ranks of this group do not share a host's memory", None
+    world, leaves, nbytes = here.world_size, schedule.leaves, schedule.nbytes
+    sizes = tuple(len(leaves_of(rank, world, leaves)) * nbytes for rank in range(world))
+    if nbytes and max(sizes) <= SMALL_BYTES:
+        return "", sizes
+    if not nbytes:
+        return "it is of no elements", None
+    if leaves != world:
+        return f"it is of more than {SMALL_BYTES} bytes a rank, and not of one leaf for each", None
+    if schedule.itemsize > MAX_ITEM:
+        return f"its elements have more than {MAX_ITEM} bytes", None
+    return "", None

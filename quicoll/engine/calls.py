@@ -41,7 +41,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from quicoll.engine.differences import brief, difference
 from quicoll.engine.messages import Announce, Farewell, size_in_memory
@@ -53,6 +53,7 @@ from quicoll.plan import Plan  # noqa: TC001 - compiled, a class needs it as it 
 from quicoll.plan.network import NetworkModel, agreed, quantised
 
 if TYPE_CHECKING:
+    from quicoll.local.small import SmallCall
     from quicoll.membership.view import View
 
 __all__ = ["MAX_AHEAD", "MAX_AHEAD_BYTES", "Call", "Calls", "Known", "Slot", "Work", "measurements", "site_numbers"]
@@ -137,6 +138,17 @@ class Slot:
     arrived_ns: dict[int, int] = field(default_factory=dict)
 
 
+class Near(Protocol):
+    """What this module asks of the small calls between ranks of one host; they are of the group of all ranks, 0."""
+
+    @property
+    def numbers(self) -> int: ...
+    @property
+    def running(self) -> int: ...
+    def under_way(self, number: int) -> SmallCall | None: ...
+    def called_by(self, rank: int) -> list[int]: ...
+
+
 class Calls:
     """All operations of one view on one rank. See the module's head.
 
@@ -158,6 +170,7 @@ class Calls:
         self._slots: dict[tuple[int, int], Slot] = {}
         self._ahead: dict[int, int] = {}  # by rank, bytes of what it announced and this rank has not called
         self._networks: dict[int, NetworkModel | None] = {}  # by group; None while it is being agreed on
+        self.near: Near | None = None  # the small calls between ranks of one host, which are in no slot
         self.divided = False  # some of the ranks may do something without the others
         self._begun = 0  # the last step that was begun in this view, as the coordinator counts
         self._parting: dict[int, _Parting] = {}  # peers that will leave and are not answered yet
@@ -167,7 +180,7 @@ class Calls:
 
     # -- announcements -------------------------------------------------------------------------------------------
 
-    def open(self, call: Call, group: int) -> Slot:
+    def open(self, call: Call, group: int, number: int | None = None) -> Slot:
         """Take the next number of a group for a call of this rank.
 
         The order in which this is called defines the identity of operations. `called` follows once the announcement
@@ -176,10 +189,11 @@ class Calls:
         Args:
             call: What is called.
             group: The id of its group.
+            number: Its number, where small calls between ranks of one host have numbers of this group too.
         Returns:
             The operation's slot, which may hold announcements of peers already.
         """
-        seq = self._next.get(group, 0)
+        seq = self._next.get(group, 0) if number is None else number
         self._next[group] = seq + 1
         slot = self._slots.get((group, seq))
         if slot is None:
@@ -220,10 +234,11 @@ class Calls:
         key = (announce.group, announce.seq)
         slot = self._slots.get(key)
         at = self._next.get(announce.group, 0)
-        if announce.seq < at and slot is None:
+        ahead = announce.seq - (at if self.near is None or announce.group else max(at, self.near.numbers))
+        if announce.seq < at and slot is None and not self._is_small(announce):
             raise PeerError(f"announced operation {announce.seq} twice", rank=rank, view=self._view.view_id)
-        if announce.seq > at + MAX_AHEAD or len(self._slots) > MAX_AHEAD:
-            raise PeerError(f"is {announce.seq - at} operations ahead", rank=rank, view=self._view.view_id)
+        if ahead > MAX_AHEAD or len(self._slots) > MAX_AHEAD:
+            raise PeerError(f"is {ahead} operations ahead", rank=rank, view=self._view.view_id)
         if self._ahead.get(rank, 0) + size_in_memory(announce) > MAX_AHEAD_BYTES:
             raise PeerError(f"is {MAX_AHEAD_BYTES} bytes ahead", rank=rank, view=self._view.view_id)
         if slot is None:
@@ -298,6 +313,24 @@ class Calls:
                 if found is None or heard < found[0]:
                     found = heard, group
         return None if found is None else found[1]
+
+    def _is_small(self, announce: Announce) -> bool:
+        """Whether this number is a small call's here: then the ranks called different things (`astray`)."""
+        return self.near is not None and not announce.group and self.near.under_way(announce.seq) is not None
+
+    def astray(self) -> tuple[int, dict[int, str]] | None:
+        """Return a number that is a small call's here and was announced by peers, and what each has called.
+
+        That call would wait for them, and they for this rank's announcement.
+        """
+        if self.near is not None:
+            for (group, seq), slot in self._slots.items():
+                mine = None if group or slot.call is not None else self.near.under_way(seq)
+                if mine is not None:
+                    called = {rank: announce.signature for rank, announce in slot.announced.items()}
+                    called[self._rank] = mine.signature
+                    return seq, called
+        return None
 
     # -- the network ---------------------------------------------------------------------------------------------
 
@@ -392,6 +425,8 @@ class Calls:
             for key, slot in self._slots.items()
             if slot.call is not None and (rank in slot.announced or rank not in slot.ranks)
         ]
+        if self.near is not None:
+            awaited += [(0, number) for number in self.near.called_by(rank)]
         self.divided = self.divided or message.divided
         self._parting[rank] = _Parting(awaited, message.next_step)
         self._parted[rank] = None
@@ -411,11 +446,16 @@ class Calls:
 
     def _needs_no_more(self, rank: int, parting: _Parting) -> bool:
         """Whether this rank needs the view no more without `rank`."""
+        near = self.near
         if any(key in self._slots for key in parting.awaited):
+            return False
+        if near is not None and any(not group and near.under_way(number) for group, number in parting.awaited):
             return False
         if parting.next_step is None or not self.divided or self._leaves or self._begun >= parting.next_step:
             return True
         if len(self._parted) == len(self._everyone) - 1:
+            return True
+        if near is not None and near.running > len(near.called_by(rank)):
             return True
         own = [slot for slot in self._slots.values() if slot.call is not None]
         return any(rank in slot.ranks and rank not in slot.announced for slot in own)

@@ -36,14 +36,24 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from quicoll.engine.calls import Call, Calls, Slot, measurements
+from quicoll.engine.differences import brief, difference
 from quicoll.engine.executor import Execution, TransferFailed
 from quicoll.engine.messages import Announce, Farewell, encode_message
+from quicoll.engine.neighbourhood import GROUP
 from quicoll.errors import Corrupted, LocalError, Mismatch, PeerError, QuicollError, again
+from quicoll.local.large import canonical_tree
+from quicoll.local.small import Differing, Spoiled
+from quicoll.numerics.reduce import reduce_tree
 from quicoll_transport.errors import LinkLost, MessageCorrupted
 from quicoll_transport.errors import TransportError as _TransportError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from quicoll.engine.calls import Work
+    from quicoll.engine.neighbourhood import LargeReduction, NearCall, Neighbourhood
     from quicoll.membership.view import View
+    from quicoll.numerics.dtypes import Array
     from quicoll_transport.endpoint import Link
 
 __all__ = ["Communicator", "Ended", "InFlight", "Watch", "view_prefix"]
@@ -111,7 +121,7 @@ class InFlight:
         self.step = step
         self.stage = Headway.CALLED
         self.late = False
-        self.execution: Execution | None = None
+        self.execution: Execution | LargeReduction | None = None
         self.ending: asyncio.Task[None] | None = None
 
     def cancel(self) -> None:
@@ -161,7 +171,8 @@ class Communicator:
     """One view's links and operations. See the module's head.
 
     error: why it broke, None while it works. end_error: what all ranks are given, None until the coordinator has ended
-    the view.
+    the view. near: the way between the view's ranks where all share a host: small calls begin and mostly end there
+    (neighbourhood.py); what becomes of them when they do not is settled here, as for all operations.
     """
 
     def __init__(
@@ -173,6 +184,7 @@ class Communicator:
         links: dict[int, Link],
         on_failure: Callable[[QuicollError, tuple[int, ...]], None],
         on_called: Callable[[str, dict[int, int]], None] = lambda op, arrived_ns: None,
+        near: Neighbourhood | None = None,
     ) -> None:
         """Go to work.
 
@@ -185,6 +197,7 @@ class Communicator:
                 corrupted, or who called something else.
             on_called: Called with (op, arrived_ns) for each operation that all have called. arrived_ns: when each
                 rank's call came to be known here.
+            near: The way between the ranks where all share a host, which ends with this.
         """
         rank = view.rank_of(node)
         if rank is None:
@@ -198,7 +211,9 @@ class Communicator:
         self._links = links
         self._on_failure = on_failure
         self._on_called = on_called
+        self.near = near
         self._calls = Calls(view, rank)
+        self._calls.near = near
         self._running: dict[tuple[int, int], InFlight] = {}  # by group and number
         self._watches: list[Watch] = []
         self._timer: asyncio.TimerHandle | None = None  # for the first deadline of those that ran when it was set
@@ -211,7 +226,7 @@ class Communicator:
     @property
     def running(self) -> int:
         """Operations in flight."""
-        return self._count
+        return self._count + (0 if self.near is None else self.near.running)
 
     # -- what arrives --------------------------------------------------------------------------------------------
 
@@ -228,6 +243,8 @@ class Communicator:
             self._links[rank].later(self._advance, self._running[slot.group, slot.seq])
         elif self._watches:
             self._look()
+        if self.near is not None:
+            self._check_numbers()
 
     def farewell(self, rank: int, message: Farewell) -> None:
         """Take a peer's message that it will leave, or that it needs this rank no longer."""
@@ -275,7 +292,16 @@ class Communicator:
 
     # -- operations ----------------------------------------------------------------------------------------------
 
-    def start(self, call: Call, *, group: int, timeout: float, step: int | None, ended: Ended) -> InFlight | None:
+    def start(
+        self,
+        call: Call,
+        *,
+        group: int,
+        timeout: float,
+        step: int | None,
+        ended: Ended,
+        number: int | None = None,
+    ) -> InFlight | None:
         """Start a collective of this view.
 
         Its number is taken before this returns: the order in which calls come in defines identity.
@@ -287,6 +313,7 @@ class Communicator:
             step: The number of the open step, for errors.
             ended: Called once with the collective's number in the group, or with the error (QuicollError: it failed;
                 the communicator is broken, if it was not before). Perhaps before this returns.
+            number: Its number, where that was taken before (neighbourhood.py).
         Returns:
             The operation, by which it is cancelled; None where the view was over before.
         """
@@ -295,7 +322,7 @@ class Communicator:
         if self.error is not None:
             self._loop.create_task(self._refuse(call, deadline, step, ended))
             return None
-        slot = self._calls.open(call, group)
+        slot = self._calls.open(call, group, number)
         operation = InFlight(call, slot, ended, self._cancel, deadline=deadline, timeout=timeout, step=step)
         self._running[group, slot.seq] = operation
         self._count += 1
@@ -424,13 +451,7 @@ class Communicator:
             if call.measures and not slot.leads and calls.network(slot.group) is None:
                 return False
             operation.stage = Headway.RUNNING
-            operation.execution = Execution(
-                call.make(calls.known(slot)),
-                links=self._links,
-                ranks=slot.ranks,
-                prefix=self._prefix(slot),
-                wake=partial(self._woken, operation),
-            )
+            operation.execution = self._executed(operation, call.make(calls.known(slot)))
         if operation.stage is Headway.RUNNING:
             # A transfer may fail because a peer called something else. So failures count once the calls are compared.
             if not slot.settled:
@@ -440,6 +461,29 @@ class Communicator:
             if call.watched:
                 self._on_called(slot.name, slot.arrived_ns)
         return operation.execution is not None and operation.execution.finished()
+
+    def _executed(self, operation: InFlight, work: Work) -> Execution | LargeReduction:
+        wake = partial(self._woken, operation)
+        if work.plan.algorithm != "local":
+            slot = operation.slot
+            return Execution(work, links=self._links, ranks=slot.ranks, prefix=self._prefix(slot), wake=wake)
+        if self.near is None:
+            raise AssertionError(f"{operation.slot.name} is for ranks of one host, which these are not")
+        tree = canonical_tree(work.plan.leaves)
+
+        def combine(values: Sequence[Array], out: Array) -> None:
+            reduce_tree(
+                tree,
+                values.__getitem__,
+                op=work.op,
+                dtype=work.dtype,
+                acc=work.acc,
+                out=out,
+                final=True,
+                leaves=work.plan.leaves,
+            )
+
+        return self.near.reduce(work.inputs[0], work.output, combine, wake)
 
     def _woken(self, operation: InFlight) -> None:
         """A plan has ended."""
@@ -488,6 +532,9 @@ class Communicator:
             error, consequence = self._translate(seen, rank, slot.name, step), seen.consequence
             if isinstance(error, Corrupted):
                 ranks = self._corrupting(rank)
+        elif isinstance(seen, Spoiled):
+            error = self._spoiled(seen)
+            ranks = (seen.rank,) if seen.bits else ()
         elif isinstance(seen, QuicollError):
             error = self._again(seen, slot.name, step)
             if isinstance(seen, Mismatch):
@@ -518,6 +565,81 @@ class Communicator:
         final = self._again(told or error, operation.slot.name, operation.step, seen=error)
         final.__cause__ = None if told in (None, error) else error
         self._end(operation, None, final)
+
+    # -- small calls between ranks of one host -------------------------------------------------------------------
+
+    def near_failed(self, call: NearCall | None, error: Exception) -> None:
+        """A small call has failed, or all have: the view is over."""
+        name = "a small call" if call is None else call.name
+        if isinstance(error, Differing):
+            own = error.called[self.rank]
+            others = tuple(rank for rank in sorted(error.called) if error.called[rank] != own)
+            numbers = {rank: number for rank, (number, _) in error.called.items()}
+            if len({*numbers.values()}) > 1:
+                parts = [
+                    f"rank {rank} called {brief(error.called[rank][1])} as #{numbers[rank]}" for rank in sorted(numbers)
+                ]
+                text = f"the ranks have not called the same before: {', '.join(parts)}"
+            else:
+                text = difference({rank: signature for rank, (_, signature) in error.called.items()})
+            self.fail(Mismatch(text, rank=others[0], node=self._node(others[0])), others)
+        elif isinstance(error, Spoiled):
+            self.fail(self._spoiled(error), (error.rank,) if error.bits else ())
+        else:  # of our own code or for lack of memory: nobody may have to wait for it
+            if call is not None and self.near is not None and self.near.take_out(call):
+                call.settle(None, error, False)
+            self._fail_here(f"{name} failed: {type(error).__name__}: {error}")
+
+    def near_cancelled(self, call: NearCall) -> None:
+        """A small call was cancelled, and is out of the neighbourhood's hands."""
+        self._fail_here(f"{call.name} was cancelled")
+        call.settle(None, asyncio.CancelledError(), False)
+
+    def near_late(self, call: NearCall, present: Sequence[int]) -> None:
+        """A small call has not ended by its deadline. present: the ranks that have called as much as this one."""
+        slot = Slot(GROUP, call.small.number, call.name, ranks=tuple(range(self.world)))
+        for rank in present:
+            slot.announced[rank] = Announce(self.view.view_id, GROUP, slot.seq, call.small.signature)
+        self.fail(self._calls.late(slot, call.timeout, call.step))
+
+    def near_tick(self) -> None:
+        """Time has passed, and calls may have ended."""
+        self._answer(self._calls.answers())
+        self._check_numbers()
+
+    def _check_numbers(self) -> None:
+        """Look whether peers have called what does not come as a small call in the place of one that does."""
+        found = self._calls.astray() if self.error is None else None
+        if found is not None:
+            _, called = found
+            others = tuple(rank for rank in sorted(called) if rank != self.rank)
+            self.fail(Mismatch(difference(called), rank=others[0], node=self._node(others[0])), others)
+
+    def _spoiled(self, seen: Spoiled) -> QuicollError:
+        where: dict[str, Any] = {"rank": seen.rank, "view": self.view.view_id}
+        ends = f"rank {seen.rank} ({self._node(seen.rank)}) to rank {self.rank} ({self._node(self.rank)})"
+        if seen.bits:
+            return Corrupted(f"bits from {ends} came spoiled through shared memory: {seen}", **where)
+        return PeerError(f"its words in shared memory cannot be: {seen}", node=self._node(seen.rank), **where)
+
+    def _end_near(self) -> None:
+        """The view is broken: end the small calls under way, as all ranks are told."""
+        if self.near is None or self.error is None:
+            return
+        for call in self.near.end():
+            call.ending = self._loop.create_task(self._end_call(call, self.error))
+
+    async def _end_call(self, call: NearCall, seen: QuicollError) -> None:
+        error: BaseException | None = None
+        try:
+            told = await self.end_of_view(max(call.deadline, self._loop.time()))
+            error = self._again(told or seen, call.name, call.step, seen=seen)
+            error.__cause__ = None if told in (None, seen) else seen
+        except asyncio.CancelledError as cancelled:  # the engine ends, or nobody waits any more
+            error = cancelled
+            raise
+        finally:
+            call.settle(None, error, False)
 
     # -- deadlines -----------------------------------------------------------------------------------------------
 
@@ -590,6 +712,7 @@ class Communicator:
             self._timer.cancel()
             self._timer = None
         self._wake_all()
+        self._end_near()
         for watch in list(self._watches):
             self._leave_watch(watch)
             self._loop.create_task(self._end_watch(watch, error))

@@ -35,7 +35,17 @@ from quicoll.engine.decisions import StepOutcomes
 from quicoll.engine.detours import Detours
 from quicoll.engine.failures import failed_node, kind_of
 from quicoll.engine.lessons import LessonTraffic
-from quicoll.engine.messages import BLOCK_LESSONS, Announce, AskBlocks, Blocks, EndLesson, Farewell
+from quicoll.engine.messages import (
+    BLOCK_LESSONS,
+    Announce,
+    AskBlocks,
+    Blocks,
+    EndLesson,
+    Farewell,
+    MeetingOutcome,
+    Whereabouts,
+)
+from quicoll.engine.neighbours import Neighbours
 from quicoll.engine.peer_links import PeerLinks
 from quicoll.engine.views import Views
 from quicoll.engine.waiting import Waiting, job_closed
@@ -80,6 +90,7 @@ if TYPE_CHECKING:
     from quicoll.engine.communicator import Ended, InFlight, Watch
     from quicoll.engine.decisions import Decision
     from quicoll.engine.messages import PeerMessage
+    from quicoll.engine.neighbourhood import Neighbourhood
     from quicoll.engine.runtime import Cancellable
     from quicoll.membership.messages import FromRelay
     from quicoll.membership.view import View
@@ -115,7 +126,9 @@ class Engine:
         coordinator_addresses: Sequence[Address],
         wall_clock: Callable[[], datetime] | None = None,
         denied: Sequence[str] = (),
+        host: str = "",
     ) -> None:
+        """host: as quicoll.local.meeting.host_here gives it; "" uses no memory that ranks share."""
         self._settings = CommonSettings(config)
         self.observers = observers
         self.faults = Faults(random.Random(incarnation))  # noqa: S311 - faults are for tests, not for keys
@@ -130,7 +143,9 @@ class Engine:
             stragglers=self.stragglers,
             emit=observers.emit,
             on_failure=self._on_view_broken,
+            on_gone=self._on_process_gone,
         )
+        self._neighbours = Neighbours(loop=loop, node=config.node, host=host, emit=observers.emit)
         self._leaving = False
         deadlines = Deadlines.of(config.lost_after)
         policy = Policy(roles=(WORKER,), denied=denied)
@@ -193,6 +208,7 @@ class Engine:
             loop=loop,
             on_message=self._on_peer_message,
             on_state=self._on_peer_state,
+            neighbours=self._neighbours,
             on_formed=self._on_links_formed,
             on_reached=self._on_paths_reached,
         )
@@ -246,7 +262,15 @@ class Engine:
         return await self._waiting.view(present, timeout, joining=joining)
 
     def collective(
-        self, view_id: int, call: Call, ended: Ended, *, group: int, timeout: float, step: int | None
+        self,
+        view_id: int,
+        call: Call,
+        ended: Ended,
+        *,
+        group: int,
+        timeout: float,
+        step: int | None,
+        number: int | None = None,
     ) -> InFlight | None:
         """Start a collective in view `view_id`.
 
@@ -257,15 +281,21 @@ class Engine:
             group: The id of its group.
             timeout: Seconds for the whole of it.
             step: The number of the open step, for errors.
+            number: Its number in the group, where that was taken before.
         Returns:
             The operation, by which it is cancelled; None where it was refused.
         """
         communicator = self._views.installed(view_id)
         if communicator is not None and not self._waiting.closed:
-            return communicator.start(call, group=group, timeout=timeout, step=step, ended=ended)
+            return communicator.start(call, group=group, timeout=timeout, step=step, ended=ended, number=number)
         refused = job_closed() if self._waiting.closed else self._views.past(view_id, op=call.name, step=step)
         ended(None, refused)
         return None
+
+    def near(self, view_id: int) -> Neighbourhood | None:
+        """Return the way between the ranks of a view that share a host, where all of them do. Any thread may ask."""
+        communicator = self._views.installed(view_id)
+        return None if communicator is None else communicator.near
 
     def next_call(
         self, view_id: int, groups: Mapping[int, int], timeout: float, step: int | None, ended: Ended
@@ -531,6 +561,7 @@ class Engine:
         if self._timer is not None:
             self._timer.cancel()
         self._peers.stop()
+        self._neighbours.stop()
         self.lessons.stop()
         self.block_lessons.stop()
         self._waiting.close()
@@ -563,6 +594,7 @@ class Engine:
             return
         self.lessons.link_ended(link)
         self.block_lessons.link_ended(link)
+        self._neighbours.link_ended(link)
         communicator = self._views.link_ended(link)
         if communicator is None:
             return
@@ -577,9 +609,17 @@ class Engine:
         communicator.fail(lost)
         self._work()
 
+    def _on_process_gone(self, node: str) -> None:
+        """A process of this host has ended without having said so on its link."""
+        link = self._link_to(node)
+        if link is not None and not link.ended:
+            link.close("its process has ended")
+
     def _on_peer_message(self, link: Link, message: PeerMessage) -> None:
         if isinstance(message, Announce | Farewell):
             self._views.receive(link, message)
+        elif isinstance(message, Whereabouts | MeetingOutcome):
+            self._neighbours.receive(link, message)
         elif isinstance(message, AskBlocks | Blocks) or (
             isinstance(message, EndLesson) and message.lesson >= BLOCK_LESSONS
         ):
@@ -693,7 +733,7 @@ class Engine:
         self._settings.heed_vote_timeout(self._member.vote_timeout_ns)
         self._waiting.held("")
         links = self._peers.of_view(view)
-        self._views.install(view, links)
+        self._views.install(view, links, self._neighbours.take(view.view_id))
         for rank in sorted(links):
             if links[rank].ended:
                 self._on_peer_state(links[rank])

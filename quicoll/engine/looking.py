@@ -38,7 +38,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["FOUND_NS", "LOOK_NS", "MOST_NS", "PART", "QUESTION_NS", "LookingSelector", "Looks", "processors"]
+__all__ = [
+    "FOUND_NS",
+    "LOOK_NS",
+    "MOST_NS",
+    "PART",
+    "QUESTION_NS",
+    "LookingSelector",
+    "Looks",
+    "offer",
+    "processors",
+]
 
 LOOK_NS = 120_000  # a peer's answer to what was just sent takes about as long where both have nothing else to do
 QUESTION_NS = 30_000  # one takes three to five microseconds
@@ -120,7 +130,7 @@ class LookingSelector(selectors.DefaultSelector):
         if not self._looks.may(now):
             return self._sleep(timeout)
         while now - began < LOOK_NS:
-            _offer()
+            offer()
             ready = super().select(0)
             if self._called() or ready:
                 self._looks.found()
@@ -148,7 +158,7 @@ def processors() -> int:
     return os.cpu_count() or 1
 
 
-def _offer() -> None:
+def offer() -> None:
     """Let whoever waits for this processor have it."""
     if hasattr(os, "sched_yield"):
         os.sched_yield()

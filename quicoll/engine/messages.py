@@ -1,7 +1,8 @@
 """What ranks send each other beside payloads: small messages, in order, exactly once.
 
 quicoll.engine.calls says what those of a view mean, quicoll.engine.lessons what those of a lesson mean,
-quicoll.engine.block_lessons what those of one about blocks mean, whose numbers are `BLOCK_LESSONS` and above.
+quicoll.engine.block_lessons what those of one about blocks mean, whose numbers are `BLOCK_LESSONS` and above,
+quicoll.engine.neighbours what ranks of one host say before a view.
 """
 
 from __future__ import annotations
@@ -27,13 +28,17 @@ __all__ = [
     "EndLesson",
     "Farewell",
     "LessonMessage",
+    "MeetingOutcome",
+    "NearMessage",
     "PeerMessage",
+    "Whereabouts",
     "decode_message",
     "encode_message",
     "size_in_memory",
 ]
 
 _Signature = Annotated[str, msgspec.Meta(max_length=4096)]
+_Short = Annotated[str, msgspec.Meta(max_length=256)]
 _Counts = Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
 _Measured = Annotated[tuple[int, ...], msgspec.Meta(max_length=2 * MAX_MEMBERS)]
 _COST = 400  # bytes of an Announce with its three numbers, in the list or slot that holds it
@@ -117,11 +122,35 @@ class Blocks(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     following: int
 
 
+class Whereabouts(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag_field="t", tag=8):
+    """Where this rank can be met by those of its host, before the view begins; see quicoll.local.meeting.
+
+    host: what the ranks of a host have in common; "" where this one cannot be met, and `why` not. name: of its socket.
+    secret: for who gets this.
+    """
+
+    view_id: int
+    host: _Short = ""
+    name: Annotated[bytes, msgspec.Meta(max_length=64)] = b""
+    secret: Annotated[bytes, msgspec.Meta(max_length=32)] = b""
+    why: _Short = ""
+
+
+class MeetingOutcome(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag_field="t", tag=9):
+    """Whether this rank has met all others of a view. Where all have, they share memory; else none does. why: not."""
+
+    view_id: int
+    met: bool
+    why: _Short = ""
+
+
+NearMessage: TypeAlias = Whereabouts | MeetingOutcome
+"""What ranks of one host send each other before a view begins."""
 LessonMessage: TypeAlias = Ask | Compared | EndLesson
 """What a rank that learns a state and the one that has it send each other beside chunks."""
 BlockMessage: TypeAlias = AskBlocks | Blocks | EndLesson
 """What a spare and a rank that owns blocks send each other beside these."""
-PeerMessage: TypeAlias = Announce | Farewell | LessonMessage | BlockMessage
+PeerMessage: TypeAlias = Announce | Farewell | LessonMessage | BlockMessage | NearMessage
 """What ranks send each other beside payloads."""
 
 _encoder = msgspec.msgpack.Encoder()
@@ -156,7 +185,7 @@ def decode_message(data: bytes, *, node: str) -> PeerMessage:
     match message:
         case Announce():
             numbers = (message.view_id, message.group, message.seq, *message.counts, *message.measured)
-        case Farewell():
+        case Farewell() | Whereabouts() | MeetingOutcome():
             numbers = (message.view_id,)
         case Ask():
             numbers = (message.lesson, message.number, message.first, -(len(message.digests) % 16))

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from quicoll.engine.detours import Detours
+    from quicoll.engine.neighbours import Neighbours
     from quicoll.membership.member.actions import ExpectPeer, ProbePaths
     from quicoll.membership.view import Member, View
     from quicoll_transport.endpoint import Endpoint, Link
@@ -77,6 +78,7 @@ class PeerLinks:
         job: str,
         node: str,
         loop: asyncio.AbstractEventLoop,
+        neighbours: Neighbours,
         on_message: Callable[[Link, PeerMessage], None],
         on_state: Callable[[Link], None],
         on_formed: Callable[[View, tuple[str, ...], str], None],
@@ -90,6 +92,7 @@ class PeerLinks:
             job: The job, of which all ranks have certificates.
             node: This rank's node.
             loop: The endpoint's.
+            neighbours: Let ranks of one host meet, when the links of a view are up.
             on_message: Called with (link, message) for each message of a peer.
             on_state: Called with a link whose state has changed.
             on_formed: Called with a proposed view, the nodes that could not be reached, and why, when that is known.
@@ -104,6 +107,7 @@ class PeerLinks:
         self._on_message = on_message
         self._on_state = on_state
         self._loop = loop
+        self._neighbours = neighbours
         self._on_formed = on_formed
         self._on_reached = on_reached
         self._forming: asyncio.Task[None] | None = None
@@ -165,13 +169,19 @@ class PeerLinks:
     async def _form(self, view: View) -> None:
         unreachable: list[str] = []
         why: list[str] = []
-        for link in self.of_view(view).values():
+        links = list(self.of_view(view).values())
+        for link in links:
             try:
                 await link.wait_up()
             except LinkLost as error:
                 log.info("%s: cannot reach %s: %s", self._node, link.node, error)
                 unreachable.append(link.node)
                 why.append(f"{link.node}: {self._tried(link, view, error)}")
+        if not unreachable and await self._neighbours.meet(view, links):
+            for link in links:
+                if link.ended:
+                    unreachable.append(link.node)
+                    why.append(f"{link.node}: {link.cause}")
         self._forming = None
         self._on_formed(view, tuple(unreachable), f"no link to {'; '.join(why)}" if why else "")
 

@@ -41,7 +41,16 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 from quicoll.engine.looking import LookingSelector
 from quicoll.errors import LocalError
 
-__all__ = ["Begin", "Cancellable", "Gathering", "InlineRuntime", "Runtime", "Start", "ThreadRuntime"]
+__all__ = [
+    "Begin",
+    "Cancellable",
+    "Gathering",
+    "HeldAnswer",
+    "InlineRuntime",
+    "Runtime",
+    "Start",
+    "ThreadRuntime",
+]
 
 log = logging.getLogger("quicoll")
 
@@ -79,7 +88,14 @@ class Runtime(Protocol):
     def begin(self, start: Begin[T], sender: Gathering) -> asyncio.Future[T]: ...
     def post(self, work: Callable[[], None]) -> None: ...
     def submit(self, start: Start, sender: Gathering) -> concurrent.futures.Future[int]: ...
-    def wait(self, answer: concurrent.futures.Future[Any], timeout: float | None) -> bool: ...
+    def wait(
+        self,
+        answer: concurrent.futures.Future[Any],
+        timeout: float | None,
+        attended: Callable[[float | None], None] | None = None,
+    ) -> bool: ...
+    def hold(self, begun: Cancellable, *, in_loop: bool) -> HeldAnswer: ...
+    def let_go(self, answer: Any) -> bool: ...
     async def aclose(self) -> None: ...
 
 
@@ -158,12 +174,14 @@ class ThreadRuntime:
 
     def begin(self, start: Begin[T], sender: Gathering) -> asyncio.Future[T]:
         """Begin an operation on the engine's loop, for a caller on an event loop."""
-        loop = _running_loop()
-        answer: _OperationAnswer[T] = _OperationAnswer(loop=loop)
-        answer.runtime = self
+        answer: _OperationAnswer[T] = self._operation_answer()
         self._cross(answer, start, sender)
-        if self._watching is not loop:
-            self._watch(loop)
+        self._watch(answer.get_loop())
+        return answer
+
+    def _operation_answer(self) -> _OperationAnswer[Any]:
+        answer: _OperationAnswer[Any] = _OperationAnswer(loop=_running_loop())
+        answer.runtime = self
         return answer
 
     def post(self, work: Callable[[], None]) -> None:
@@ -210,17 +228,59 @@ class ThreadRuntime:
         self.loop.call_soon(self._begin_queued)
         return True
 
-    def wait(self, answer: concurrent.futures.Future[Any], timeout: float | None) -> bool:
+    def hold(self, begun: Cancellable, *, in_loop: bool) -> HeldAnswer:
+        """Give a future for what is begun elsewhere, by this caller; the engine's end ends it as every call.
+
+        Args:
+            begun: Is cancelled on the engine's loop, where the future is.
+            in_loop: Whether the future is for the caller's event loop, or for a thread without one.
+        Raises:
+            LocalError: The engine is closed, or this thread may not call.
+        """
+        future: _OperationAnswer[int] | _ThreadAnswer[int]
+        future = self._operation_answer() if in_loop else _ThreadAnswer(self)
+        refused = self._refusal()
+        if not refused:
+            future.begun = begun
+            with self._lock:
+                refused = "the engine is closed" if self._closed else ""
+                if not refused:
+                    self._calls[future] = None
+        if refused:
+            raise LocalError(refused)
+        if not isinstance(future, _ThreadAnswer):
+            self._watch(future.get_loop())
+        return HeldAnswer(self, future)
+
+    def let_go(self, answer: _Answer) -> bool:
+        """An answer is there, on any thread. Return whether nobody has given one before."""
+        with self._lock:
+            if answer not in self._calls:
+                return False
+            del self._calls[answer]
+        answer.begun = None
+        return True
+
+    def wait(
+        self,
+        answer: concurrent.futures.Future[Any],
+        timeout: float | None,
+        attended: Callable[[float | None], None] | None = None,
+    ) -> bool:
         """Block this thread until there is an answer, or `timeout` seconds have passed. Return whether there is one.
 
         As for calls from a loop, a thread that is blocked ends the wait. Raises LocalError where an event loop runs.
+        attended: waits for the answer in a way of its own first, for a while; given the seconds that are left.
         """
         refused = self._refusal()
-        if not refused and _loop_runs():
+        if not refused and _loop_here() is not None:
             refused = "an event loop is running on this thread: there nothing may block"
         if refused:
             raise LocalError(refused)
         began = now = time.monotonic()
+        if attended is not None and not answer.done():
+            attended(timeout)
+            now = time.monotonic()
         signs = _Signs(self)
         while not answer.done() and (timeout is None or now - began < timeout):
             due = now + self.ask_s
@@ -358,13 +418,12 @@ def _running_loop() -> asyncio.AbstractEventLoop:
         raise LocalError("no event loop is running here; use quicoll.blocking in synchronous code") from None
 
 
-def _loop_runs() -> bool:
-    """Whether this thread is inside an event loop."""
+def _loop_here() -> asyncio.AbstractEventLoop | None:
+    """Return the event loop that this thread is inside of."""
     try:
-        asyncio.get_running_loop()
+        return asyncio.get_running_loop()
     except RuntimeError:
-        return False
-    return True
+        return None
 
 
 class _Signs:
@@ -439,9 +498,19 @@ class _LoopAnswer(asyncio.Future[T]):
 
     def settle(self, value: Any, error: BaseException | None) -> None:
         with contextlib.suppress(RuntimeError):  # the caller's loop has been closed
-            self.get_loop().call_soon_threadsafe(self._settle, value, error)
+            self.get_loop().call_soon_threadsafe(self.settle_now, value, error)
 
-    def _settle(self, value: Any, error: BaseException | None) -> None:
+    def settle_here(self, value: Any, error: BaseException | None) -> None:
+        """Settle on the loop's own thread, in the middle of a task perhaps: others hear of it in the next turn."""
+        if self.done():
+            return
+        heard, self._heard = self._heard, ()
+        for callback, context in heard:
+            super().add_done_callback(callback, context=context)
+        self.settle_now(value, error)
+
+    def settle_now(self, value: Any, error: BaseException | None) -> None:
+        """Settle where the loop calls: who waits goes on before this returns."""
         if self.done():
             return
         if error is not None:
@@ -460,8 +529,8 @@ class _LoopAnswer(asyncio.Future[T]):
 class _OperationAnswer(_LoopAnswer[T]):
     """Of what breaks the view where it fails, so that nobody need ever look at it: the next operation raises it."""
 
-    def _settle(self, value: Any, error: BaseException | None) -> None:
-        super()._settle(value, error)
+    def settle_now(self, value: Any, error: BaseException | None) -> None:
+        super().settle_now(value, error)
         if error is not None and not self.cancelled():
             self.exception()  # looked at, so that asyncio does not report it
 
@@ -487,6 +556,30 @@ class _ThreadAnswer(concurrent.futures.Future[T]):
             self.set_exception(error)
         else:
             self.set_result(value)
+
+
+class HeldAnswer:
+    """A future of what is not begun on the engine's loop, and how it is settled."""
+
+    __slots__ = ("_runtime", "future")
+
+    def __init__(self, runtime: ThreadRuntime, future: _LoopAnswer[int] | _ThreadAnswer[int]) -> None:
+        self._runtime = runtime
+        self.future = future
+
+    def settle(self, value: int | None, error: BaseException | None, idle: bool) -> None:
+        """Settle it, once, on any thread. idle: this is the future's own loop that calls, and no task of it runs."""
+        future = self.future
+        if not self._runtime.let_go(future):
+            return
+        if isinstance(error, asyncio.CancelledError):
+            error = LocalError("the engine is closed", usable=False)
+        if isinstance(future, _ThreadAnswer) or _loop_here() is not future.get_loop():
+            future.settle(value, error)
+        elif idle:
+            future.settle_now(value, error)
+        else:
+            future.settle_here(value, error)
 
 
 class _InlineAnswer(asyncio.Future[T]):
@@ -563,8 +656,19 @@ class InlineRuntime:
     def submit(self, start: Start, sender: Gathering) -> concurrent.futures.Future[int]:
         raise LocalError("the engine shares the loop of its caller: there is no thread to wait for")
 
-    def wait(self, answer: concurrent.futures.Future[Any], timeout: float | None) -> bool:
+    def wait(
+        self,
+        answer: concurrent.futures.Future[Any],
+        timeout: float | None,
+        attended: Callable[[float | None], None] | None = None,
+    ) -> bool:
         raise LocalError("the engine shares the loop of its caller: there is no thread to wait for")
+
+    def hold(self, begun: Cancellable, *, in_loop: bool) -> HeldAnswer:
+        raise LocalError("the engine shares the loop of its caller: nothing is begun beside it")
+
+    def let_go(self, answer: Any) -> bool:
+        return False
 
     async def aclose(self) -> None:
         return None

@@ -17,6 +17,8 @@ from quicoll.config import coordinator_addresses
 from quicoll.engine.engine import Engine
 from quicoll.engine.runtime import Runtime, ThreadRuntime
 from quicoll.errors import LocalError
+from quicoll.local.meeting import host_here
+from quicoll.local.memory import unusable
 from quicoll.membership.incarnation import CHANCE_BYTES, first
 from quicoll.observability.events import JsonLines, Observer, Observers, make_directory
 from quicoll_transport.errors import TransportError
@@ -72,6 +74,7 @@ async def start(
         incarnation=first(os.urandom(CHANCE_BYTES)),
         observers=(observer, events),
         runtime=runtime,
+        host=host_here() if config.local and runtime is None and not unusable() else "",
     )
 
 
@@ -85,6 +88,7 @@ async def start_with(
     observers: tuple[Observer | None, ...] = (),
     runtime: Runtime | None = None,
     wall_clock: Callable[[], datetime] | None = None,
+    host: str = "",
 ) -> tuple[Engine, Runtime]:
     """Start an engine over the given credentials and network: what tests and simulations call.
 
@@ -97,6 +101,7 @@ async def start_with(
         observers: Each gets every event, on the engine's loop.
         runtime: Where the engine runs; None makes a thread of its own.
         wall_clock: The date that certificates are checked against, aware; None takes the system's.
+        host: What this rank and others of its host have in common; "" uses no memory that ranks share.
     Returns:
         The engine and the runtime that it is on.
     Raises:
@@ -122,6 +127,7 @@ async def start_with(
                 coordinator_addresses=coordinator_addresses,
                 wall_clock=wall_clock,
                 denied=denied,
+                host=host,
             )
         except BaseException:
             io.close()

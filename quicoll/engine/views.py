@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
+    from quicoll.engine.neighbourhood import Neighbourhood
     from quicoll.errors import QuicollError
     from quicoll.membership.member.actions import Deactivate
     from quicoll.membership.view import View
@@ -51,6 +52,7 @@ class Views:
         stragglers: Stragglers,
         emit: Callable[..., None],
         on_failure: Callable[[View, QuicollError, tuple[int, ...]], None],
+        on_gone: Callable[[str], None] = lambda node: None,
     ) -> None:
         """Start without a view.
 
@@ -61,6 +63,7 @@ class Views:
             emit: Called with (kind, **fields) for each event.
             on_failure: Called once with (view, error, ranks) when a view's communicator breaks from inside. ranks: as
                 quicoll.engine.communicator.Communicator says them.
+            on_gone: Called with a node of the view at work whose process has ended, where the system says so.
         """
         self.communicator: Communicator | None = None
         self.first: View | None = None
@@ -69,6 +72,7 @@ class Views:
         self._stragglers = stragglers
         self._emit = emit
         self._on_failure = on_failure
+        self._on_gone = on_gone
         self._early = EarlyAnnouncements()
         self._ends = ViewEnds()
         self._lost: list[str] = []
@@ -112,12 +116,13 @@ class Views:
         """Keep what members of a view announce that is formed now."""
         self._early.expect(view)
 
-    def install(self, view: View, links: dict[int, Link]) -> None:
+    def install(self, view: View, links: dict[int, Link], near: Neighbourhood | None = None) -> None:
         """Put a communicator to work.
 
         Args:
             view: The view.
             links: To every other rank of it.
+            near: The way between its ranks where all share a host, and have met.
         """
         self._lost.clear()
         self.first = self.first or view
@@ -128,7 +133,10 @@ class Views:
             links=links,
             on_failure=lambda error, ranks: self._on_failure(view, error, ranks),
             on_called=lambda op, arrived_ns: self._called(view, links, op, arrived_ns),
+            near=near,
         )
+        if near is not None:
+            near.attach(communicator, lambda rank: self._on_gone(view.members[rank].node))
         self._emit(
             "view_installed",
             view=view.view_id,

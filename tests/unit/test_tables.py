@@ -51,8 +51,8 @@ def test_the_table_of_settings_has_all_of_them_with_their_defaults() -> None:
             continue
         if default in ("none", "left to the coordinator", "the job's"):
             assert value in (None, ""), name
-        elif default == "off":
-            assert value is False, name
+        elif default in ("on", "off"):
+            assert value is (default == "on"), name
         elif default.startswith("`"):
             assert quoted(default) == [value], name
         else:

@@ -185,7 +185,7 @@ def view(number: int) -> View:
 
 def test_what_was_prepared_ends_with_the_view_and_is_each_groups_own() -> None:
     loop = SimpleNamespace(call_soon_threadsafe=lambda *_: None)
-    engine, runtime = SimpleNamespace(divide=None), SimpleNamespace(loop=loop)
+    engine, runtime = SimpleNamespace(divide=None, near=lambda view: None), SimpleNamespace(loop=loop)
     context = CallContext(SimpleNamespace(node="b", chunk_bytes=1024), engine, runtime, view(1))
     group = Group(context)
     here = group._here

@@ -71,7 +71,7 @@ def test_what_comes_while_it_looks_ends_the_look(
         if len(offers) == 3:
             far.send(b"x")
 
-    monkeypatch.setattr(looking, "_offer", offer)
+    monkeypatch.setattr(looking, "offer", offer)
     assert [events for _, events in selector.select(None)] == [selectors.EVENT_READ]
     assert asked == [0] * 4
 
@@ -123,7 +123,7 @@ def test_after_looks_in_vain_it_sleeps_at_once(
 
 def test_with_one_processor_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(looking, "processors", lambda: 1)
-    monkeypatch.setattr(looking, "_offer", lambda: pytest.fail("it looked"))
+    monkeypatch.setattr(looking, "offer", lambda: pytest.fail("it looked"))
     near, far = socket.socketpair()
     with near, far, LookingSelector() as selector:
         selector.register(near, selectors.EVENT_READ)

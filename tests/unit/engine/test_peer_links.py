@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from quicoll.engine.neighbours import Neighbours
 from quicoll.engine.peer_links import PeerLinks
 from quicoll.engine.ways import DIALS_TOO_S, LATE_OPENER, OPENERS_S
 from quicoll.membership.member.actions import ExpectPeer, ProbePaths
@@ -70,6 +71,7 @@ class Bench:
             job="test",
             node="b",
             loop=self.loop,
+            neighbours=Neighbours(loop=self.loop, node="b", host="", emit=lambda kind, **fields: None),
             on_message=lambda link, message: None,
             on_state=lambda link: None,
             on_formed=self._formed,

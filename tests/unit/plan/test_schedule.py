@@ -51,6 +51,9 @@ class Desk:
     def claim(self, derived: int, name: str) -> None:
         pass
 
+    def near(self, view_id: int) -> None:
+        return None
+
 
 def plan_of(rank: int, question: ExplainedCall, sites: tuple[int, ...], network: NetworkModel) -> Plan:
     """What a group of this rank would execute for the call in `question`, on this network."""

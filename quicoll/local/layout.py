@@ -1,0 +1,174 @@
+"""What stands where in a rank's memory, and what its readers rely on.
+
+Every rank of a view has one segment of memory, which it alone writes and the other ranks of its host read. So a word
+has one writer, there is no lock that a dead rank could hold, and whatever a rank does wrong it does to its own words.
+
+    words      each on a cache line of its own; 8 bytes, little endian, written and read in one piece
+               PUBLISHED   small calls that have been written to their slots (small.py)
+               CONSUMED    small calls that have been taken from all slots, after which these may be written again
+               STAGE       stages of large calls that are done (large.py)
+               WAKE        which of this rank's sleepers are to be woken when a word that they wait for grows
+    sums       checksums of what stands in the rings
+    slots      SLOTS small calls: head, text of the call, payload
+    inputs     RING chunks of a large call: what the others reduce
+    results    RING shares of chunks: what the others copy out
+
+Which ranks share a host, and that all of them have each other's segments, is settled before a view is installed
+(meeting.py, quicoll.engine.neighbours): with the first operation all of them use their memory or none does.
+
+Memory order. A rank writes what a count stands for, then the count; who has seen the count reads what it stands for.
+That is right where stores of a processor become visible to the others in their order, and loads are done in theirs:
+on x86-64 (Intel SDM vol. 3, 8.2.2; AMD64 APM vol. 2, 7.2). Elsewhere barriers would be needed that Python does not
+have, so elsewhere there is no such memory (`memory.unusable`). One thing that order does not give is needed too: who
+writes a count and then looks at WAKE, while the other writes WAKE and then looks at the count, must not both see what
+was before. Between the two stands `fence`, a full barrier, on either side. A word is an aligned 8 bytes, which that
+processor loads and stores in one piece; CPython copies it with one instruction.
+
+Failure cases, for all of it:
+    killed at any instruction    what was counted is whole, what was not does not exist. Others wait for a count that
+                                 will not grow: the kernel says at once that the process has ended (pidfd), the link
+                                 that is lost ends the view, and with it every wait
+    stopped at any instruction   the same, by the silence of its link; or the deadline of the call, whichever is first
+    a peer that lies             its counts are bounded by our own, its lengths by the layout, its text is shown and
+                                 not trusted; payloads are copied, and what was copied is checked. It can spoil a
+                                 result no more than by calling with other numbers, which is its right
+    a segment cut short          sealed against that, or refused (memory.py); so no read can end in SIGBUS
+    no memory                    is asked for before it is used: then there is no segment, and the reason is told
+    a child of a fork            does not join in: each call looks at the process's id before it touches anything
+    the end of the view          calls end with its error. The memory has no name: it goes with its last process
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+if TYPE_CHECKING:
+    from quicoll.numerics.dtypes import Array
+
+__all__ = [
+    "BACK",
+    "CONSUMED",
+    "FRONT",
+    "MAX_ITEM",
+    "MAX_WORLD",
+    "PUBLISHED",
+    "RING",
+    "ROOM",
+    "SLOTS",
+    "SMALL_BYTES",
+    "STAGE",
+    "TEXT_BYTES",
+    "WAKE",
+    "HostMemory",
+    "SegmentLayout",
+]
+
+PUBLISHED: Final = 8  # the numbers of words are those of 8 bytes: 8 of them are a cache line
+CONSUMED: Final = 16
+STAGE: Final = 24
+WAKE: Final = 32
+
+FRONT: Final = 1  # bits of WAKE: a caller sleeps
+BACK: Final = 2  # the engine is to go on
+ROOM: Final = 4  # with CONSUMED as well, because a call waits for a slot
+
+MAX_WORLD: Final = 64  # ranks of one host
+SLOTS: Final = 16  # small calls that a rank may be ahead
+SMALL_BYTES: Final = 64 << 10  # of a rank's share in a small call
+TEXT_BYTES: Final = 4096 - 64  # of the call's text, which is for people; its digest decides
+RING: Final = 4
+MAX_ITEM: Final = 512  # bytes of an element of a large call
+
+_PAGE = 4096
+_WORDS = _PAGE
+_SUMS_AT = _WORDS
+_SLOT = 64 + TEXT_BYTES + SMALL_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentLayout:
+    """Where things stand in the segments of a view; equal for all of its ranks.
+
+    world: ranks. chunk: bytes of a chunk of a large call.
+    """
+
+    world: int
+    chunk: int = 1 << 20
+
+    @property
+    def slots_at(self) -> int:
+        """Where the slots of small calls begin, after the checksums of both rings."""
+        return _SUMS_AT + -(-8 * RING * (self.world + 1) // _PAGE) * _PAGE
+
+    def slot(self, number: int) -> int:
+        """Return where the slot of a small call begins: 64 bytes of head, then text, then payload."""
+        return self.slots_at + number % SLOTS * _SLOT
+
+    def text(self, number: int) -> int:
+        """Return where the text of a small call begins."""
+        return self.slot(number) + 64
+
+    def payload(self, number: int) -> int:
+        """Return where the payload of a small call begins."""
+        return self.slot(number) + 64 + TEXT_BYTES
+
+    def input(self, chunk: int) -> int:
+        """Return where a rank's own values of a chunk stand."""
+        return self.slots_at + SLOTS * _SLOT + chunk % RING * self.chunk
+
+    @property
+    def share(self) -> int:
+        """Bytes that a rank's share of a chunk has at most: it is cut at 16 elements, of MAX_ITEM bytes at most."""
+        return -(-self.chunk // self.world // _PAGE) * _PAGE + 2 * _PAGE
+
+    def result(self, chunk: int) -> int:
+        """Return where the result of a rank's share of a chunk stands."""
+        return self.input(0) + RING * self.chunk + chunk % RING * self.share
+
+    def input_sum(self, chunk: int, reader: int) -> int:
+        """Return where the checksum of that part of a chunk stands which rank `reader` reads."""
+        return _SUMS_AT + 8 * (chunk % RING * self.world + reader)
+
+    def result_sum(self, chunk: int) -> int:
+        """Return where the checksum of a share's result stands."""
+        return _SUMS_AT + 8 * (RING * self.world + chunk % RING)
+
+    @property
+    def size(self) -> int:
+        """Bytes of a segment."""
+        return self.input(0) + RING * (self.chunk + self.share)
+
+
+class HostMemory(Protocol):
+    """The segments of a view's ranks, as one of them sees them.
+
+    rank: of this rank. layout: of all segments.
+    """
+
+    rank: int
+    layout: SegmentLayout
+
+    def load(self, rank: int, word: int) -> int:
+        """Return a word of a rank."""
+        ...
+
+    def store(self, word: int, value: int) -> None:
+        """Write a word of this rank, visible after all that it has written before."""
+        ...
+
+    def fence(self) -> None:
+        """Make all that was written here visible before anything is read from now on."""
+        ...
+
+    def read(self, rank: int, at: int, size: int) -> bytes:
+        """Return a copy of bytes of a rank."""
+        ...
+
+    def write(self, at: int, data: bytes | memoryview) -> None:
+        """Write bytes of this rank."""
+        ...
+
+    def view(self, rank: int, at: int, size: int) -> Array:
+        """Return bytes of a rank where they stand, which others may change at any time."""
+        ...

@@ -1,0 +1,128 @@
+"""A rank's own memory, which the other ranks of its host may read and nobody else may write; and theirs, for reading.
+
+Each rank makes one memfd, maps it, and seals it: F_SEAL_FUTURE_WRITE makes every later mapping read-only, F_SEAL_SHRINK
+and F_SEAL_GROW take away the SIGBUS of a file that is cut short. A memfd has no name: when the last process that has it
+is gone, so is it, also after SIGKILL. All of its pages are there from the start (posix_fallocate): where memory is
+short the making of it fails, with ENOSPC or ENOMEM, and not the first touch.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import platform
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from quicoll.local.layout import SegmentLayout
+    from quicoll.numerics.dtypes import Array
+
+__all__ = ["Segment", "SharedMemory", "unusable"]
+
+# Of Linux's <fcntl.h>, which other systems' `fcntl` does not name, and no `fcntl` the fourth (Linux 5.1).
+_ADD_SEALS, _GET_SEALS = 1033, 1034
+_SEAL, _SHRINK, _GROW, _FUTURE_WRITE = 1, 2, 4, 16
+_SEALS = _SEAL | _SHRINK | _GROW | _FUTURE_WRITE
+
+
+def unusable() -> str:
+    """Return why ranks of this host cannot share memory; "" where they can."""
+    if sys.platform != "linux" or not hasattr(os, "memfd_create") or not hasattr(os, "pidfd_open"):
+        return f"{sys.platform} has no sealed memory without a name"
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return f"the order in which {platform.machine()} makes stores visible is not that of x86-64"
+    return ""
+
+
+class Segment:
+    """One rank's segment, mapped here: writable where it is our own."""
+
+    def __init__(self, fd: int, size: int, *, writable: bool) -> None:
+        protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+        self._map = mmap.mmap(fd, size, mmap.MAP_SHARED | mmap.MAP_POPULATE, protection)
+        whole = memoryview(self._map)
+        self.words = whole[:4096].cast("Q")
+        self.data = whole
+        self.array: Array = np.frombuffer(self._map, np.uint8)
+
+    @classmethod
+    def make(cls, size: int) -> tuple[Segment, int]:
+        """Make a segment of this process.
+
+        Args:
+            size: Its bytes.
+        Returns:
+            The segment, and the descriptor by which others map it.
+        Raises:
+            OSError: There is no memory for it, or the system has none of this kind.
+        """
+        fd = os.memfd_create("quicoll", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.posix_fallocate(fd, 0, size)
+            made = cls(fd, size, writable=True)
+            fcntl.fcntl(fd, _ADD_SEALS, _SEALS)
+        except BaseException:
+            os.close(fd)
+            raise
+        return made, fd
+
+    @classmethod
+    def received(cls, fd: int, size: int) -> Segment:
+        """Map a segment that another rank has made.
+
+        Args:
+            fd: Its descriptor.
+            size: The bytes that it has to have.
+        Raises:
+            ValueError: No rank of ours would send this.
+            OSError: It cannot be mapped.
+        """
+        if fcntl.fcntl(fd, _GET_SEALS) & _SEALS != _SEALS or os.fstat(fd).st_size != size:
+            raise ValueError("a segment that is not sealed, or of another size")
+        return cls(fd, size, writable=False)
+
+
+class SharedMemory:
+    """Segments of this system, as `quicoll.local.layout.HostMemory` has them.
+
+    Used by one thread at a time, under a lock of its user's.
+    """
+
+    def __init__(self, layout: SegmentLayout, rank: int, own: Segment, peers: Mapping[int, Segment]) -> None:
+        self.layout = layout
+        self.rank = rank
+        segments = [own if each == rank else peers[each] for each in range(layout.world)]
+        self._words = [segment.words for segment in segments]
+        self._data = [segment.data for segment in segments]
+        self._arrays = [segment.array for segment in segments]
+        self._own = own.words
+        self._own_data = own.data
+        self._barrier = threading.Lock()
+
+    def load(self, rank: int, word: int) -> int:
+        return self._words[rank][word]
+
+    def store(self, word: int, value: int) -> None:
+        self._own[word] = value
+
+    def fence(self) -> None:
+        # Nobody else ever holds it (whoever uses this memory holds a lock of his own), so taking it is a locked
+        # instruction of the processor, which on x86-64 is a full barrier; 0.1 us.
+        with self._barrier:
+            pass
+
+    def read(self, rank: int, at: int, size: int) -> bytes:
+        return bytes(self._data[rank][at : at + size])
+
+    def write(self, at: int, data: bytes | memoryview) -> None:
+        self._own_data[at : at + len(data)] = data
+
+    def view(self, rank: int, at: int, size: int) -> Array:
+        return self._arrays[rank][at : at + size]
