@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 from quicoll.engine.messages import MeetingOutcome, Whereabouts, encode_message
 from quicoll.engine.neighbourhood import Neighbourhood
 from quicoll.local.layout import MAX_WORLD, SegmentLayout
-from quicoll.local.meeting import SECRET_BYTES, MeetingFailed, MeetingPlace, Met, listen
+from quicoll.local.meeting import SECRET_BYTES, MeetingFailed, MeetingPlace, Met, listen, meet_all
 from quicoll.local.memory import Segment, SharedMemory
 from quicoll_transport.errors import TransportError
 
@@ -209,7 +209,9 @@ class Neighbours:
             found: dict[int, Met] = {}
             error: Exception | None = None
             try:
-                found = meet_all(server, view_id=view.view_id, rank=rank, places=places, secrets=secrets, descriptors=given)
+                found = meet_all(
+                    server, view_id=view.view_id, rank=rank, places=places, secrets=secrets, descriptors=given
+                )
             except Exception as raised:
                 error = raised
             server.close()

@@ -67,8 +67,8 @@ class SmallCall:
 
     number: in its group. signature: everything that must be equal on all ranks. payload: of this rank. sizes: bytes of
     each rank's payload. combine: takes the payloads, by rank, and leaves the result where its owner finds it.
-    done: it has been taken. place: its place among all small calls, None until it is published. digest: of the signature,
-    from then on; our own slot may hold a later call by the time that this one is taken.
+    done: it has been taken. place: its place among all small calls, None until it is published. digest: of the
+    signature, from then on; our own slot may hold a later call by the time that this one is taken.
     """
 
     __slots__ = ("combine", "digest", "done", "number", "payload", "place", "signature", "sizes")
@@ -131,7 +131,7 @@ class SmallCalls:
     def present(self, call: SmallCall) -> list[int]:
         """Return the ranks that have published as many calls as make up this one, this rank included, ascending."""
         place = self._published + self._waiting.index(call) if call.place is None else call.place
-        here = [rank for rank in self._peers if self._seen[rank] > place]
+        here = [rank for rank in self._peers if self._memory.load(rank, PUBLISHED) > place]
         return sorted([*here, self._rank])
 
     def advance(self) -> list[SmallCall]:
