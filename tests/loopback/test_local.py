@@ -1,4 +1,4 @@
-"""Ranks of one host that hand each other what they can through its memory: the bits, the errors and the ends of QUIC."""
+"""Ranks of one host that hand each other what they can through its memory: the bits, errors and ends of QUIC."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from oracle import TOGETHER, cases, reductions
 
 import quicoll.blocking
 from quicoll import Job, LocalError, Mismatch, PeerError, QuicollError
-from quicoll.engine.neighbourhood import GROUP
 from quicoll.collectives.subgroups import WORLD
+from quicoll.engine.neighbourhood import GROUP
 from quicoll.local.layout import SLOTS, SMALL_BYTES
 from quicoll.local.memory import unusable
 from quicoll.testing import cluster
@@ -43,7 +43,7 @@ def shares(jobs: list[Job]) -> list[bool]:
 @pytest.mark.parametrize("world", [2, 3, 4])
 async def test_reductions_of_every_type_and_operation_have_the_bits_of_their_definition(world: int) -> None:
     """With several leaves, lists, exact sums; what goes over QUIC is called between them, many at a time."""
-    async with cluster(world, local=True, chunk_bytes=500) as jobs:
+    async with cluster(world, local=True, lost_after=20.0, chunk_bytes=500) as jobs:
         assert shares(jobs) == [True] * world
         chosen = [case for case in cases(world) if case.name == "all_reduce" or case.seed % 5 == 0]
         for at in range(0, len(chosen), TOGETHER):
@@ -63,7 +63,7 @@ async def test_every_size_gives_the_bits_that_it_gives_over_quic(elements: int) 
         handles.append(job.group.all_reduce(halves))
         return [await handle for handle in handles]
 
-    async with cluster(3, local=True) as jobs:
+    async with cluster(3, local=True, lost_after=20.0) as jobs:
         for local, direct, auto, (first, second) in await everyone(jobs, call):
             assert local.tobytes() == direct.tobytes() == auto.tobytes()
             assert np.concatenate([first, second]).tobytes() == direct.tobytes()
@@ -77,14 +77,14 @@ async def test_more_calls_in_flight_than_there_are_slots_end_in_their_order() ->
         await barrier
         return [float((await handle)[0]) for handle in handles], float(last[0])
 
-    async with cluster(2, local=True) as jobs:
+    async with cluster(2, local=True, lost_after=20.0) as jobs:
         for found, last in await everyone(jobs, call):
             assert found == [2.0 * number for number in range(3 * SLOTS)]
             assert last == found[-1]
 
 
 async def test_a_call_that_nobody_awaits_ends_where_the_others_need_it() -> None:
-    async with cluster(2, local=True, timeout=20.0) as jobs:
+    async with cluster(2, local=True, lost_after=20.0, timeout=20.0) as jobs:
         forgotten = [jobs[0].group.all_reduce(np.ones(1)) for _ in range(2 * SLOTS)]
         handles = [jobs[1].group.all_reduce(np.ones(1)) for _ in range(2 * SLOTS)]
         assert [float((await handle)[0]) for handle in handles] == [2.0] * (2 * SLOTS)
@@ -129,7 +129,7 @@ CALLED: dict[str, tuple[Callable[[Job], Any], type[QuicollError], str]] = {
 @pytest.mark.parametrize("what", CALLED)
 async def test_who_calls_something_else_is_named_to_all_as_over_quic(what: str, local: bool) -> None:
     call, kind, text = CALLED[what]
-    async with cluster(3, local=local, timeout=2.0) as jobs:
+    async with cluster(3, local=local, lost_after=20.0, timeout=2.0) as jobs:
         assert shares(jobs) == [local] * 3
         for rank, error in enumerate(await everyone(jobs, call)):
             if rank == 0 and what.startswith("nothing"):
@@ -151,13 +151,13 @@ async def test_a_call_that_comes_after_one_that_others_did_not_make_is_a_mismatc
             await job.group.recv(np.ones(1), source=0)
         return await job.group.all_reduce(np.ones(1))
 
-    async with cluster(2, local=True, timeout=3.0) as jobs:
+    async with cluster(2, local=True, lost_after=20.0, timeout=3.0) as jobs:
         for error in await everyone(jobs, call):
             assert isinstance(error, Mismatch), error
 
 
 async def test_a_call_that_is_cancelled_ends_the_view_for_all() -> None:
-    async with cluster(3, local=True, timeout=20.0) as jobs:  # the third never calls
+    async with cluster(3, local=True, lost_after=20.0, timeout=20.0) as jobs:  # the third never calls
         waits = asyncio.ensure_future(jobs[0].group.all_reduce(np.ones(1)))
         other = asyncio.ensure_future(jobs[1].group.all_reduce(np.ones(1)))
         await asyncio.sleep(0)
@@ -175,7 +175,7 @@ async def test_steps_are_committed_and_the_next_view_meets_anew() -> None:
             large = await job.group.all_reduce(np.full(100_000, float(job.rank)))
         return step.number, result.tobytes() + large.tobytes()
 
-    async with cluster(3, local=True) as jobs:
+    async with cluster(3, local=True, lost_after=20.0) as jobs:
         first = await everyone(jobs, step)
         assert first == [first[0]] * 3
         assert first[0][0] == 1
@@ -191,7 +191,7 @@ async def test_local_by_name_is_refused_where_it_cannot_be() -> None:
     async with cluster(2) as jobs:
         with pytest.raises(LocalError, match="do not share a host's memory"):
             jobs[0].group.all_reduce(np.ones(1), algorithm="local")
-    async with cluster(2, local=True) as jobs:
+    async with cluster(2, local=True, lost_after=20.0) as jobs:
         halves = await everyone(jobs, lambda job: job.group.split(0))
         with pytest.raises(LocalError, match="do not share a host's memory"):
             halves[0].all_reduce(np.ones(1), algorithm="local")
@@ -202,7 +202,7 @@ async def test_local_by_name_is_refused_where_it_cannot_be() -> None:
 
 
 async def test_threads_that_block_get_their_results_each_other_way() -> None:
-    async with cluster(2, local=True) as jobs:
+    async with cluster(2, local=True, lost_after=20.0) as jobs:
         found: dict[int, list[float]] = {}
 
         def work(rank: int) -> None:
@@ -220,13 +220,13 @@ async def test_threads_that_block_get_their_results_each_other_way() -> None:
 
 
 def test_the_group_that_is_numbered_here_is_that_of_all_ranks() -> None:
-    assert GROUP == WORLD.group_id
+    assert WORLD.group_id == GROUP
 
 
 def run(world: int, what: str, size: int, tmp_path: Path) -> list[str]:
     done = subprocess.run(
         [sys.executable, "-c", "from quicoll.cli.main import main; main()", "run", "-n", str(world)]
-        + ["--restarts", "0", str(HELPERS / "local_ranks.py"), what, str(size)],
+        + ["--restarts", "1", "--lost-after", "10", str(HELPERS / "local_ranks.py"), what, str(size)],
         env={**os.environ, "QUICOLL_LOCAL": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
         cwd=tmp_path,
         capture_output=True,
