@@ -17,11 +17,12 @@ import pytest
 from oracle import TOGETHER, cases, reductions
 
 import quicoll.blocking
+import quicoll.testing
 from quicoll import Job, LocalError, Mismatch, PeerError, QuicollError
 from quicoll.collectives.subgroups import WORLD
 from quicoll.engine.neighbourhood import GROUP
 from quicoll.local.layout import SLOTS, SMALL_BYTES
-from quicoll.local.memory import unusable
+from quicoll.local.memory import Segment, unusable
 from quicoll.testing import cluster
 
 pytestmark = [pytest.mark.loopback, pytest.mark.skipif(bool(unusable()), reason=unusable() or "usable")]
@@ -195,9 +196,9 @@ async def test_local_by_name_is_refused_where_it_cannot_be() -> None:
         halves = await everyone(jobs, lambda job: job.group.split(0))
         with pytest.raises(LocalError, match="do not share a host's memory"):
             halves[0].all_reduce(np.ones(1), algorithm="local")
+        leaves = jobs[0].group.shards(4).leaves([np.ones(1 << 16)] * 2)
         with pytest.raises(LocalError, match="not of one leaf for each"):
-            shards = jobs[0].group.shards(4)
-            jobs[0].group.all_reduce(shards.leaves([np.ones(1 << 16)] * 2), algorithm="local")
+            jobs[0].group.all_reduce(leaves, algorithm="local")
         assert all((await everyone(jobs, lambda job: job.group.all_reduce(np.ones(1))))[0] == 2)
 
 
@@ -219,14 +220,49 @@ async def test_threads_that_block_get_their_results_each_other_way() -> None:
         assert found == dict.fromkeys(range(2), [2.0 * i for i in range(40)] * 2)
 
 
+@pytest.mark.parametrize("without", ["memory", "a setting"])
+async def test_where_one_rank_cannot_share_memory_none_does_and_an_event_says_why(
+    without: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[dict[str, Any]] = []
+
+    def observe(event: Any) -> None:
+        if event.kind == "shared_memory":
+            told.append(event.fields)
+
+    made = 0
+    make = Segment.make.__func__
+
+    def refuse(size: int) -> tuple[Segment, int]:
+        nonlocal made
+        made += 1
+        if made == 2:
+            raise OSError(28, "No space left on device")
+        return make(Segment, size)
+
+    if without == "memory":
+        monkeypatch.setattr(Segment, "make", refuse)
+    else:
+        monkeypatch.setattr(quicoll.testing, "unusable", iter(["", "off", ""]).__next__)
+    async with cluster(3, local=True, lost_after=20.0, observer=observe) as jobs:
+        assert shares(jobs) == [False] * 3
+        results = await everyone(jobs, lambda job: job.group.all_reduce(np.ones(3)))
+        assert [float(result[0]) for result in results] == [3.0] * 3
+        assert told
+        assert not any(each["used"] for each in told)
+        reason = "No space left" if without == "memory" else "shared memory is off"
+        assert all(reason in each["reason"] for each in told), told
+
+
 def test_the_group_that_is_numbered_here_is_that_of_all_ranks() -> None:
     assert WORLD.group_id == GROUP
 
 
 def run(world: int, what: str, size: int, tmp_path: Path) -> list[str]:
+    command = "from quicoll.cli.main import main; main()"
+    options = ["-n", str(world), "--restarts", "1", "--lost-after", "10"]
     done = subprocess.run(
-        [sys.executable, "-c", "from quicoll.cli.main import main; main()", "run", "-n", str(world)]
-        + ["--restarts", "1", "--lost-after", "10", str(HELPERS / "local_ranks.py"), what, str(size)],
+        [sys.executable, "-c", command, "run", *options, str(HELPERS / "local_ranks.py"), what, str(size)],
         env={**os.environ, "QUICOLL_LOCAL": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
         cwd=tmp_path,
         capture_output=True,
