@@ -23,6 +23,8 @@ from quicoll.engine.runtime import Runtime, ThreadRuntime
 from quicoll.engine.start import start_with
 from quicoll.errors import LocalError
 from quicoll.job import Job
+from quicoll.local.meeting import host_here
+from quicoll.local.memory import unusable
 from quicoll.membership.incarnation import CHANCE_BYTES, first
 from quicoll.membership.journal import MemoryJournal
 from quicoll.membership.messages import COORDINATOR_NODE
@@ -202,6 +204,7 @@ async def cluster(
                 "listen": "127.0.0.1:0",
                 "site": None if sites is None else sites[i],
                 "handle_sigterm": False,  # the process is the test's
+                "local": False,  # a test is of what goes over the network, where it does not say otherwise
             }
             own.update(settings)
             engines.append(await _start_rank(home, service, own))
@@ -276,5 +279,6 @@ async def _start_rank(home: _Home, service: CoordinatorService, settings: JoinSe
         incarnation=home.incarnation,
         observers=(home.observer,),
         runtime=home.runtime,
+        host=host_here() if config.local and not unusable() else "",
     )
     return config, engine

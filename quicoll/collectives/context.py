@@ -271,7 +271,7 @@ class CallContext:
         in_loop: bool,
     ) -> Pending[T]:
         within = self.config.timeout if timeout is None else seconds(timeout)
-        call, here, group = operation.call(), operation.here, operation.group_id
+        here, group = operation.here, operation.group_id
         with self.lock:
             if self._writers or operation.in_place:
                 self._separate(operation)
@@ -298,7 +298,7 @@ class CallContext:
                     start: Start = partial(
                         self.engine.collective,
                         here.view_id,
-                        call,
+                        operation.call(),
                         group=group,
                         timeout=within,
                         step=step,

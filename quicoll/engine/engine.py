@@ -50,6 +50,7 @@ from quicoll.engine.peer_links import PeerLinks
 from quicoll.engine.views import Views
 from quicoll.engine.waiting import Waiting, job_closed
 from quicoll.errors import Corrupted, PeerError, QuicollError
+from quicoll.local.meeting import MEET_S
 from quicoll.membership.member.actions import (
     Activate,
     AdoptLostAfter,
@@ -145,7 +146,13 @@ class Engine:
             on_failure=self._on_view_broken,
             on_gone=self._on_process_gone,
         )
-        self._neighbours = Neighbours(loop=loop, node=config.node, host=host, emit=observers.emit)
+        self._neighbours = Neighbours(
+            loop=loop,
+            node=config.node,
+            host=host,
+            emit=observers.emit,
+            within=max(MEET_S, config.lost_after / 2),
+        )
         self._leaving = False
         deadlines = Deadlines.of(config.lost_after)
         policy = Policy(roles=(WORKER,), denied=denied)

@@ -5,10 +5,11 @@ is begun on its caller's thread, and mostly ends there: in the same moment, wher
 look; or when the last of the others wakes the caller, who sleeps with an eventfd in his own poll or event loop. A large
 one runs on the engine's thread, as an execution of the communicator's (`LargeReduction`).
 
-    begun       the call has its number and waits for a slot, or is in one; it is in `_calls`
-    attended    its caller looks, or sleeps (FRONT): whoever publishes last wakes him
+    begun       the call has its number and waits for a slot, or is in one; it is in `_calls`. Whoever publishes last
+                wakes the engine (BACK), which ends it
+    attended    its caller looks, or sleeps, and is woken in the engine's place (FRONT)
     adopted     its caller has not seen it end within two ticks of the engine, or it waits for a slot: the engine is
-                woken as well (BACK), and takes it further
+                woken as well, and takes it further
     over        taken out of `_calls`, once, under the lock, by whoever ends it: with its result by the thread that has
                 taken it; with an error by the engine. Then its future is settled
 
@@ -64,10 +65,11 @@ class NearCall:
 
     name: for people, as "all_reduce#3". settle: called once, by any thread. deadline: of time.monotonic, which is the
     clock of a real engine's loop. timeout: in seconds, for the error. step: the open one. ticks: of the engine since
-    it was begun. ending: waits for why the view is over, once it has failed.
+    it was begun. attended: its caller looks for its end, or sleeps until then. ending: waits for why the view is over,
+    once it has failed.
     """
 
-    __slots__ = ("_near", "deadline", "ending", "name", "settle", "small", "step", "ticks", "timeout")
+    __slots__ = ("_near", "attended", "deadline", "ending", "name", "settle", "small", "step", "ticks", "timeout")
 
     def __init__(
         self,
@@ -86,6 +88,7 @@ class NearCall:
         self.timeout = timeout
         self.step = step
         self.ticks = 0
+        self.attended = False
         self.ending: asyncio.Task[None] | None = None
 
     def cancel(self) -> None:
@@ -163,8 +166,7 @@ class Neighbourhood:
         self._calls: dict[int, NearCall] = {}
         self._broken = False  # a small call has failed, and the engine is to be told, or was
         self._front = False  # somebody sleeps in front
-        self._back = False  # the engine is to be woken for small calls
-        self._large_waits = False  # and for large ones
+        self._large_waits = False  # the engine is to be woken for large ones
         self._bits = 0  # what stands in WAKE
         self._reader: asyncio.AbstractEventLoop | None = None  # in whose loop the front eventfd is read
         self._polling = False  # a thread sleeps at the front eventfd
@@ -253,13 +255,10 @@ class Neighbourhood:
         late: NearCall | None = None
         present: list[int] = []
         with self._lock:
-            old = False
             for call in self._calls.values():
                 call.ticks += 1
-                old = old or call.ticks > 1
                 if late is None and call.deadline <= now:
                     late, present = call, self._small.present(call.small)
-            self._back = old
             self._tell_wakes()
         if late is not None:
             self._overseer.near_late(late, present)
@@ -312,9 +311,9 @@ class Neighbourhood:
             self._calls[call.small.number] = call
             self._small.add(call.small)
             taken = self._advance()
-            if self._small.waiting:
-                self._back = True
+            if self._calls or self._bits:
                 self._tell_wakes()
+                taken += self._advance()
         _settle(taken)
         return True
 
@@ -325,9 +324,13 @@ class Neighbourhood:
         """
         if self._over(call) or self._alone:
             return call.small.done
+        call.attended = True
         began = now = time.perf_counter_ns()
         if not self._looks.may(now):
             return False
+        with self._lock:
+            if self.whole:
+                self._tell_wakes()
         while now - began < LOOK_NS:
             offer()
             self._go_on()
@@ -356,11 +359,11 @@ class Neighbourhood:
                 return
             if self._reader is not loop:
                 if self._polling or (self._reader is not None and not self._reader.is_closed()):
-                    self._back = True  # one at a time: the engine goes on for the others
+                    call.attended = False  # one at a time: the engine goes on for the others
                 else:
                     self._reader = loop
                     loop.add_reader(self._front_wake, self._on_front)
-            self._front = True
+            self._front = self._front or call.attended
             self._tell_wakes()
             taken = self._advance()
             self._rest()
@@ -390,15 +393,17 @@ class Neighbourhood:
         with self._lock:
             if not self.whole:
                 return
-            if self._polling or (self._reader is not None and not self._reader.is_closed()):
-                self._back = True
-                self._tell_wakes()
-                return
-            self._reader = None
-            self._polling = self._front = True
+            sleeps = not self._polling and (self._reader is None or self._reader.is_closed())
+            if sleeps:
+                self._reader = None
+                self._polling = self._front = True
+            else:
+                call.attended = False  # one at a time: the engine goes on for the others
             self._tell_wakes()
             taken = self._advance()
         _settle(taken)
+        if not sleeps:
+            return
         try:
             poll = select.poll()
             poll.register(self._front_wake, select.POLLIN)
@@ -410,7 +415,7 @@ class Neighbourhood:
         finally:
             with self._lock:
                 self._polling = self._front = False
-                self._back = self._back or bool(self._calls)
+                call.attended = False  # where the time of this wait was over before the call was
                 if not self._is_whole():
                     os.close(self._front_wake)
                 else:
@@ -470,7 +475,7 @@ class Neighbourhood:
     def _tell_wakes(self) -> None:
         """Tell the others who is to be woken. Under the lock; who waits looks once more after it."""
         bits = FRONT if self._front else 0
-        if self._back or self._large_waits:
+        if self._large_waits or any(not call.attended or call.ticks > 1 for call in self._calls.values()):
             bits |= BACK
         if self._small.waiting:
             bits |= ROOM | BACK

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 from quicoll.engine.messages import MeetingOutcome, Whereabouts, encode_message
 from quicoll.engine.neighbourhood import Neighbourhood
 from quicoll.local.layout import MAX_WORLD, SegmentLayout
-from quicoll.local.meeting import SECRET_BYTES, MeetingFailed, MeetingPlace, Met, listen
+from quicoll.local.meeting import MEET_S, SECRET_BYTES, MeetingFailed, MeetingPlace, Met, listen, meet_all
 from quicoll.local.memory import Segment, SharedMemory
 from quicoll_transport.errors import TransportError
 
@@ -55,7 +55,15 @@ def share_a_host(view: View) -> bool:
 class Neighbours:
     """See the module's head. Everything on the engine's loop."""
 
-    def __init__(self, *, loop: asyncio.AbstractEventLoop, node: str, host: str, emit: Callable[..., None]) -> None:
+    def __init__(
+        self,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        node: str,
+        host: str,
+        emit: Callable[..., None],
+        within: float = MEET_S,
+    ) -> None:
         """Start without a view.
 
         Args:
@@ -63,7 +71,9 @@ class Neighbours:
             node: This rank's node.
             host: What this rank has in common with others of its host; "" shares no memory.
             emit: Called with (kind, **fields) for each event.
+            within: Seconds for a meeting, less than a view may take to be formed.
         """
+        self._within = within
         self._loop = loop
         self._node = node
         self._host = host
@@ -210,7 +220,13 @@ class Neighbours:
             error: Exception | None = None
             try:
                 found = meet_all(
-                    server, view_id=view.view_id, rank=rank, places=places, secrets=secrets, descriptors=given
+                    server,
+                    view_id=view.view_id,
+                    rank=rank,
+                    places=places,
+                    secrets=secrets,
+                    descriptors=given,
+                    within=self._within,
                 )
             except Exception as raised:
                 error = raised

@@ -32,7 +32,7 @@ from functools import lru_cache
 
 __all__ = ["MEET_S", "SECRET_BYTES", "MeetingFailed", "MeetingPlace", "Met", "host_here", "listen", "meet_all"]
 
-MEET_S = 3.0
+MEET_S = 1.0
 SECRET_BYTES = 32
 
 _PEERPIDFD = 77  # SO_PEERPIDFD (Linux 6.5), which `socket` has no name for

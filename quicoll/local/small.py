@@ -67,8 +67,8 @@ class SmallCall:
 
     number: in its group. signature: everything that must be equal on all ranks. payload: of this rank. sizes: bytes of
     each rank's payload. combine: takes the payloads, by rank, and leaves the result where its owner finds it.
-    done: it has been taken. place: its place among all small calls, None until it is published. digest: of the signature,
-    from then on; our own slot may hold a later call by the time that this one is taken.
+    done: it has been taken. place: its place among all small calls, None until it is published. digest: of the
+    signature, from then on; our own slot may hold a later call by the time that this one is taken.
     """
 
     __slots__ = ("combine", "digest", "done", "number", "payload", "place", "signature", "sizes")
@@ -98,7 +98,9 @@ class SmallCalls:
 
     def __init__(self, memory: HostMemory) -> None:
         self._memory = memory
-        self._layout = memory.layout
+        self._slots = [memory.layout.slot(number) for number in range(SLOTS)]
+        self._text_at = memory.layout.text(0) - self._slots[0]
+        self._payload_at = memory.layout.payload(0) - self._slots[0]
         self._rank = memory.rank
         self._peers = [rank for rank in range(memory.layout.world) if rank != memory.rank]
         self._waiting: deque[SmallCall] = deque()
@@ -131,7 +133,7 @@ class SmallCalls:
     def present(self, call: SmallCall) -> list[int]:
         """Return the ranks that have published as many calls as make up this one, this rank included, ascending."""
         place = self._published + self._waiting.index(call) if call.place is None else call.place
-        here = [rank for rank in self._peers if self._seen[rank] > place]
+        here = [rank for rank in self._peers if self._memory.load(rank, PUBLISHED) > place]
         return sorted([*here, self._rank])
 
     def advance(self) -> list[SmallCall]:
@@ -166,7 +168,7 @@ class SmallCalls:
         return taken
 
     def _publish(self) -> None:
-        memory, layout = self._memory, self._layout
+        memory = self._memory
         while self._waiting and self._has_room(self._published):
             call = self._waiting.popleft()
             place = call.place = self._published
@@ -174,12 +176,11 @@ class SmallCalls:
             digest = call.digest = xxhash.xxh3_128_digest(text)
             sum_ = xxhash.xxh3_64_intdigest(call.payload)
             shown = text[:TEXT_BYTES]
+            at = self._slots[place % SLOTS]
             if call.payload:
-                memory.write(layout.payload(place), call.payload)
-            memory.write(layout.text(place), shown)
-            memory.write(
-                layout.slot(place), _HEAD.pack(place, call.number, digest, len(call.payload), len(shown), sum_)
-            )
+                memory.write(at + self._payload_at, call.payload)
+            memory.write(at + self._text_at, shown)
+            memory.write(at, _HEAD.pack(place, call.number, digest, len(call.payload), len(shown), sum_))
             self._flying.append(call)
             self._published += 1
             memory.store(PUBLISHED, self._published)
@@ -208,7 +209,7 @@ class SmallCalls:
     def _payloads(self, call: SmallCall) -> list[bytes]:
         """Compare what all have called, and copy what they give. Raises Differing and Spoiled."""
         memory, place = self._memory, self._consumed
-        at = self._layout.slot(place)
+        at = self._slots[place % SLOTS]
         own = call.number, call.digest
         heads = {rank: _HEAD.unpack(memory.read(rank, at, _HEAD.size)) for rank in self._peers}
         for rank, head in heads.items():
@@ -223,11 +224,12 @@ class SmallCalls:
             if rank == self._rank:
                 parts.append(call.payload)
                 continue
-            part = memory.read(rank, self._layout.payload(place), size) if size else b""
+            part = memory.read(rank, at + self._payload_at, size) if size else b""
             if heads[rank][3] != size or xxhash.xxh3_64_intdigest(part) != heads[rank][5]:
                 raise Spoiled(rank, "what it gave differs from its checksum", bits=True)
             parts.append(part)
         return parts
 
     def _text(self, rank: int, place: int, size: int) -> str:
-        return self._memory.read(rank, self._layout.text(place), min(size, TEXT_BYTES)).decode(errors="replace")
+        at = self._slots[place % SLOTS] + self._text_at
+        return self._memory.read(rank, at, min(size, TEXT_BYTES)).decode(errors="replace")

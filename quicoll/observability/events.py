@@ -28,7 +28,8 @@ class Event:
     """One thing that happened. docs/settings.md says which kinds come of ranks, which of the coordinator.
 
     Kinds and fields: listening(address, seed); node_joined(peer, incarnation); view_proposed(view, nodes);
-    view_installed(view, world_size, nodes, rank); shared_memory(view, used, reason); view_ended(view, cause, lost); step_committed(step, view);
+    view_installed(view, world_size, nodes, rank); shared_memory(view, used, reason);
+    view_ended(view, cause, lost); step_committed(step, view);
     step_aborted(step, view, cause, lost); peer_lost(peer, cause, silent_for, left); held(cause);
     state_received(from_rank, step, confirmed_by); state_handed(step, nodes, tensor, from_node);
     state_differs(step, nodes, tensor, from_node); state_torn(step, cause); state_learning(from_node, chunks);

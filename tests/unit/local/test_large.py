@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -142,5 +143,5 @@ def test_nothing_in_a_segment_overlaps() -> None:
     places += [(layout.input(i), layout.chunk) for i in range(RING)]
     places += [(layout.result(i), layout.share) for i in range(RING)]
     places.sort()
-    assert all(at + size <= following for (at, size), (following, _) in zip(places, places[1:], strict=False))
+    assert all(at + size <= following for (at, size), (following, _) in pairwise(places))
     assert sum(places[-1]) == layout.size

@@ -1,0 +1,286 @@
+"""Ranks of one host that hand each other what they can through its memory: the bits, errors and ends of QUIC."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from oracle import TOGETHER, cases, reductions
+
+import quicoll.blocking
+import quicoll.testing
+from quicoll import Job, LocalError, Mismatch, PeerError, QuicollError
+from quicoll.collectives.subgroups import WORLD
+from quicoll.engine.neighbourhood import GROUP
+from quicoll.local.layout import SLOTS, SMALL_BYTES
+from quicoll.local.memory import Segment, unusable
+from quicoll.testing import cluster
+
+pytestmark = [pytest.mark.loopback, pytest.mark.skipif(bool(unusable()), reason=unusable() or "usable")]
+
+HELPERS = Path(__file__).parents[1] / "helpers"
+
+
+async def everyone(jobs: list[Job], call: Callable[[Job], Any]) -> list[Any]:
+    async def one(job: Job) -> Any:
+        return await call(job)
+
+    return list(await asyncio.gather(*(one(job) for job in jobs), return_exceptions=True))
+
+
+def shares(jobs: list[Job]) -> list[bool]:
+    return [job.group._here.near for job in jobs]
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+async def test_reductions_of_every_type_and_operation_have_the_bits_of_their_definition(world: int) -> None:
+    """With several leaves, lists, exact sums; what goes over QUIC is called between them, many at a time."""
+    async with cluster(world, local=True, lost_after=20.0, chunk_bytes=500) as jobs:
+        assert shares(jobs) == [True] * world
+        chosen = [case for case in cases(world) if case.name == "all_reduce" or case.seed % 5 == 0]
+        for at in range(0, len(chosen), TOGETHER):
+            results = await everyone(jobs, lambda job, at=at: reductions(job, chosen[at : at + TOGETHER]))
+            assert [type(result) for result in results] == [list] * world, results
+
+
+@pytest.mark.parametrize("elements", [SMALL_BYTES // 4, SMALL_BYTES // 4 + 1, 300_001, 2_000_003])
+async def test_every_size_gives_the_bits_that_it_gives_over_quic(elements: int) -> None:
+    def leaf(rank: int) -> np.ndarray[Any, Any]:
+        return np.random.default_rng(rank).standard_normal(elements).astype(np.float32) * np.float32(10.0**rank)
+
+    async def call(job: Job) -> Any:
+        x = leaf(job.rank)
+        halves = [x[: elements // 3], x[elements // 3 :]]
+        handles = [job.group.all_reduce(x, algorithm=name) for name in ("local", "direct", "auto")]
+        handles.append(job.group.all_reduce(halves))
+        return [await handle for handle in handles]
+
+    async with cluster(3, local=True, lost_after=20.0) as jobs:
+        for local, direct, auto, (first, second) in await everyone(jobs, call):
+            assert local.tobytes() == direct.tobytes() == auto.tobytes()
+            assert np.concatenate([first, second]).tobytes() == direct.tobytes()
+
+
+async def test_more_calls_in_flight_than_there_are_slots_end_in_their_order() -> None:
+    async def call(job: Job) -> Any:
+        handles = [job.group.all_reduce(np.full(2, float(number))) for number in range(3 * SLOTS)]
+        barrier = job.group.barrier()
+        last = await handles[-1]  # in any order
+        await barrier
+        return [float((await handle)[0]) for handle in handles], float(last[0])
+
+    async with cluster(2, local=True, lost_after=20.0) as jobs:
+        for found, last in await everyone(jobs, call):
+            assert found == [2.0 * number for number in range(3 * SLOTS)]
+            assert last == found[-1]
+
+
+async def test_a_call_that_nobody_awaits_ends_where_the_others_need_it() -> None:
+    async with cluster(2, local=True, lost_after=20.0, timeout=20.0) as jobs:
+        forgotten = [jobs[0].group.all_reduce(np.ones(1)) for _ in range(2 * SLOTS)]
+        handles = [jobs[1].group.all_reduce(np.ones(1)) for _ in range(2 * SLOTS)]
+        assert [float((await handle)[0]) for handle in handles] == [2.0] * (2 * SLOTS)
+        del forgotten
+
+
+CALLED: dict[str, tuple[Callable[[Job], Any], type[QuicollError], str]] = {
+    "another type": (
+        lambda job: job.group.all_reduce(np.ones(2, np.float32 if job.rank else np.float64)),
+        Mismatch,
+        r"dtype float64 on rank 0, float32 on ranks 1, 2",
+    ),
+    "a large and a small one": (
+        lambda job: job.group.all_reduce(np.ones(2 if job.rank else 1 << 20)),
+        Mismatch,
+        r"shape \(1048576,\) on rank 0",
+    ),
+    "what is never small": (
+        lambda job: job.group.all_reduce(np.ones(2)) if job.rank else job.group.all_gather(np.ones(2)),
+        Mismatch,
+        r"rank 0 called all_gather",
+    ),
+    "a barrier": (
+        lambda job: job.group.all_reduce(np.ones(2)) if job.rank else job.group.barrier(),
+        Mismatch,
+        r"rank 0 called barrier",
+    ),
+    "nothing": (
+        lambda job: job.group.all_reduce(np.ones(2)) if job.rank else asyncio.sleep(0),
+        PeerError,
+        r"rank 0 \(worker-0\) did not call all_reduce#0 within 2 s",
+    ),
+    "nothing large": (
+        lambda job: job.group.all_reduce(np.ones(1 << 20)) if job.rank else asyncio.sleep(0),
+        PeerError,
+        r"rank 0 \(worker-0\) did not call all_reduce#0 within 2 s",
+    ),
+}
+
+
+@pytest.mark.parametrize("local", [True, False])
+@pytest.mark.parametrize("what", CALLED)
+async def test_who_calls_something_else_is_named_to_all_as_over_quic(what: str, local: bool) -> None:
+    call, kind, text = CALLED[what]
+    async with cluster(3, local=local, lost_after=20.0, timeout=2.0) as jobs:
+        assert shares(jobs) == [local] * 3
+        for rank, error in enumerate(await everyone(jobs, call)):
+            if rank == 0 and what.startswith("nothing"):
+                assert error is None
+                continue
+            assert type(error) is kind, error
+            assert error.rank == 0
+            assert error.node == "worker-0"
+            assert re.search(text, error.message), error
+            assert not error.usable
+
+
+async def test_a_call_that_comes_after_one_that_others_did_not_make_is_a_mismatch() -> None:
+    async def call(job: Job) -> Any:
+        if job.rank == 0:
+            await job.group.send(np.ones(1), to=1)  # of a channel of its own: no number of the group's
+            job.group.all_gather(np.ones(1))
+        elif job.rank == 1:
+            await job.group.recv(np.ones(1), source=0)
+        return await job.group.all_reduce(np.ones(1))
+
+    async with cluster(2, local=True, lost_after=20.0, timeout=3.0) as jobs:
+        for error in await everyone(jobs, call):
+            assert isinstance(error, Mismatch), error
+
+
+async def test_a_call_that_is_cancelled_ends_the_view_for_all() -> None:
+    async with cluster(3, local=True, lost_after=20.0, timeout=20.0) as jobs:  # the third never calls
+        waits = asyncio.ensure_future(jobs[0].group.all_reduce(np.ones(1)))
+        other = asyncio.ensure_future(jobs[1].group.all_reduce(np.ones(1)))
+        await asyncio.sleep(0)
+        waits.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waits
+        with pytest.raises(PeerError, match="cancelled"):
+            await other
+
+
+async def test_steps_are_committed_and_the_next_view_meets_anew() -> None:
+    async def step(job: Job) -> tuple[int, bytes]:
+        async with job.step() as step:
+            result = await job.group.all_reduce(np.full(3, float(job.rank)))
+            large = await job.group.all_reduce(np.full(100_000, float(job.rank)))
+        return step.number, result.tobytes() + large.tobytes()
+
+    async with cluster(3, local=True, lost_after=20.0) as jobs:
+        first = await everyone(jobs, step)
+        assert first == [first[0]] * 3
+        assert first[0][0] == 1
+        different = await everyone(jobs, lambda job: job.group.all_reduce(np.ones(1), op="max" if job.rank else "sum"))
+        assert [type(error) for error in different] == [Mismatch] * 3
+        second = await everyone(jobs, step)
+        assert second == [(2, first[0][1])] * 3
+        assert shares(jobs) == [True] * 3
+        assert {job.view.view_id for job in jobs} != {1}
+
+
+async def test_local_by_name_is_refused_where_it_cannot_be() -> None:
+    async with cluster(2) as jobs:
+        with pytest.raises(LocalError, match="do not share a host's memory"):
+            jobs[0].group.all_reduce(np.ones(1), algorithm="local")
+    async with cluster(2, local=True, lost_after=20.0) as jobs:
+        halves = await everyone(jobs, lambda job: job.group.split(0))
+        with pytest.raises(LocalError, match="do not share a host's memory"):
+            halves[0].all_reduce(np.ones(1), algorithm="local")
+        leaves = jobs[0].group.shards(4).leaves([np.ones(1 << 16)] * 2)
+        with pytest.raises(LocalError, match="not of one leaf for each"):
+            jobs[0].group.all_reduce(leaves, algorithm="local")
+        assert all((await everyone(jobs, lambda job: job.group.all_reduce(np.ones(1))))[0] == 2)
+
+
+async def test_threads_that_block_get_their_results_each_other_way() -> None:
+    async with cluster(2, local=True, lost_after=20.0) as jobs:
+        found: dict[int, list[float]] = {}
+
+        def work(rank: int) -> None:
+            group = quicoll.blocking.Group(jobs[rank].group)
+            handles = [group.all_reduce(np.full(1, float(i)), async_op=True) for i in range(40)]
+            sums = [float(group.all_reduce(np.full(1, float(i)))[0]) for i in range(40)]
+            found[rank] = sums + [float(handle.wait()[0]) for handle in handles]
+            group.barrier()
+
+        threads = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]
+        for thread in threads:
+            thread.start()
+        await asyncio.to_thread(lambda: [thread.join() for thread in threads])
+        assert found == dict.fromkeys(range(2), [2.0 * i for i in range(40)] * 2)
+
+
+@pytest.mark.parametrize("without", ["memory", "a setting"])
+async def test_where_one_rank_cannot_share_memory_none_does_and_an_event_says_why(
+    without: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[dict[str, Any]] = []
+
+    def observe(event: Any) -> None:
+        if event.kind == "shared_memory":
+            told.append(event.fields)
+
+    made = 0
+    make = Segment.make.__func__
+
+    def refuse(size: int) -> tuple[Segment, int]:
+        nonlocal made
+        made += 1
+        if made == 2:
+            raise OSError(28, "No space left on device")
+        return make(Segment, size)
+
+    if without == "memory":
+        monkeypatch.setattr(Segment, "make", refuse)
+    else:
+        monkeypatch.setattr(quicoll.testing, "unusable", iter(["", "off", ""]).__next__)
+    async with cluster(3, local=True, lost_after=20.0, observer=observe) as jobs:
+        assert shares(jobs) == [False] * 3
+        results = await everyone(jobs, lambda job: job.group.all_reduce(np.ones(3)))
+        assert [float(result[0]) for result in results] == [3.0] * 3
+        assert told
+        assert not any(each["used"] for each in told)
+        reason = "No space left" if without == "memory" else "shared memory is off"
+        assert all(reason in each["reason"] for each in told), told
+
+
+def test_the_group_that_is_numbered_here_is_that_of_all_ranks() -> None:
+    assert WORLD.group_id == GROUP
+
+
+def run(world: int, what: str, size: int, tmp_path: Path) -> list[str]:
+    command = "from quicoll.cli.main import main; main()"
+    options = ["-n", str(world), "--restarts", "1", "--lost-after", "10"]
+    done = subprocess.run(
+        [sys.executable, "-c", command, "run", *options, str(HELPERS / "local_ranks.py"), what, str(size)],
+        env={**os.environ, "QUICOLL_LOCAL": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    return [re.sub(r"^\[[^]]*\] ", "", line) for line in (done.stdout + done.stderr).splitlines()]
+
+
+@pytest.mark.parametrize("size", [1, 1 << 20])
+def test_a_rank_that_is_killed_is_named_to_all_others(size: int, tmp_path: Path) -> None:
+    said = run(3, "killed", size, tmp_path)
+    assert said.count("shares memory: True") == 3, said
+    got = sorted(line for line in said if line.startswith("rank"))
+    assert got == [f"rank {rank} got PeerError of worker-1 lost ('worker-1',)" for rank in (0, 2)], said
+
+
+def test_a_child_of_a_fork_takes_no_part_and_does_no_harm(tmp_path: Path) -> None:
+    said = run(2, "forks", 1, tmp_path)
+    assert sorted(line for line in said if line.startswith("rank")) == ["rank 0 is done", "rank 1 is done"], said

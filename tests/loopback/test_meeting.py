@@ -1,0 +1,142 @@
+"""Who comes to a rank's memory, and who does not."""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from quicoll.local.layout import SegmentLayout
+from quicoll.local.meeting import MeetingFailed, MeetingPlace, Met, listen, meet_all
+from quicoll.local.memory import Segment, unusable
+
+pytestmark = [pytest.mark.loopback, pytest.mark.skipif(bool(unusable()), reason=unusable() or "usable")]
+
+SIZE = SegmentLayout(2).size
+
+
+@dataclass
+class Side:
+    """One rank of two, with what it brings."""
+
+    rank: int
+    server: socket.socket
+    name: bytes
+    secret: bytes
+    fds: list[int] = field(default_factory=list)
+    found: dict[int, Met] = field(default_factory=dict)
+    error: MeetingFailed | None = None
+
+    def meet(self, other: Side, *, secret: bytes | None = None, within: float = 30.0) -> None:
+        peer = 1 - self.rank
+        try:
+            self.found = meet_all(
+                self.server,
+                view_id=7,
+                rank=self.rank,
+                places={peer: MeetingPlace(other.name, other.secret if secret is None else secret)},
+                secrets={peer: self.secret},
+                descriptors=self.fds,
+                within=within,
+            )
+        except MeetingFailed as error:
+            self.error = error
+
+
+@pytest.fixture
+def sides() -> Iterator[list[Side]]:
+    made = []
+    for rank in range(2):
+        server, name = listen()
+        _, descriptor = Segment.make(SIZE)
+        made.append(Side(rank, server, name, bytes([rank]) * 32, [descriptor, os.eventfd(0), os.eventfd(0)]))
+    yield made
+    for side in made:
+        side.server.close()
+        for descriptor in side.fds:
+            os.close(descriptor)
+        for met in side.found.values():
+            met.close()
+
+
+def together(*work: Callable[[], None]) -> None:
+    threads = [threading.Thread(target=each) for each in work]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def test_two_ranks_with_both_secrets_get_each_others_segments_which_they_can_only_read(sides: list[Side]) -> None:
+    one, other = sides
+    together(lambda: one.meet(other), lambda: other.meet(one))
+    assert (one.error, other.error) == (None, None)
+    met = one.found[1].segment
+    segment = Segment.received(met, SIZE)
+    with pytest.raises(TypeError):
+        segment.data[0] = 1
+    with pytest.raises(PermissionError):
+        mmap.mmap(met, SIZE, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+    with pytest.raises(PermissionError):
+        os.ftruncate(met, 4096)
+    with pytest.raises(PermissionError):
+        os.write(met, b"x")
+
+
+def test_who_does_not_know_the_secrets_gets_nothing_and_does_not_end_the_meeting_of_others(sides: list[Side]) -> None:
+    one, other = sides
+    stranger = Side(1, other.server, b"", b"x" * 32, other.fds)
+
+    def first_the_stranger() -> None:
+        stranger.meet(one, secret=b"y" * 32)
+        other.meet(one)
+
+    together(lambda: one.meet(other), first_the_stranger)
+    assert stranger.error is not None
+    assert stranger.found == {}
+    assert (one.error, other.error) == (None, None)
+
+
+def test_who_hangs_up_or_names_no_rank_of_the_view_is_no_rank(sides: list[Side]) -> None:
+    one, other = sides
+
+    def strangers() -> None:
+        for said in (b"", b"\xff" * 8, bytes(8), b"much more than a rank's number"):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+                sock.connect(one.name)
+                if said:
+                    sock.send(said)
+        other.meet(one)
+
+    together(lambda: one.meet(other), strangers)
+    assert (one.error, other.error) == (None, None)
+
+
+def test_a_rank_that_does_not_come_is_named_and_nothing_is_left_open(sides: list[Side]) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    sides[0].meet(sides[1], within=0.01)
+    assert "ranks 1 not met" in str(sides[0].error)
+    sides[0].server.close()
+    sides[1].meet(sides[0], within=0.01)
+    assert "rank 0 not met" in str(sides[1].error)
+    assert len(os.listdir("/proc/self/fd")) == before - 1
+
+
+def test_a_segment_that_could_be_changed_or_cut_short_is_refused() -> None:
+    for seals in (0, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_WRITE):
+        descriptor = os.memfd_create("test", os.MFD_ALLOW_SEALING)
+        os.ftruncate(descriptor, SIZE)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+        with pytest.raises(ValueError, match="not sealed"):
+            Segment.received(descriptor, SIZE)
+        os.close(descriptor)
+    _, descriptor = Segment.make(SIZE)
+    with pytest.raises(ValueError, match="another size"):
+        Segment.received(descriptor, SIZE + 4096)
+    os.close(descriptor)
