@@ -5,7 +5,8 @@ Calls cross here and nowhere else. A coroutine goes in, and a future comes out o
 operation, which is no task, is begun by a function that gets whom to tell of its end; a future comes out on the
 caller's loop (`begin`) or for a thread without one (`submit`, `wait`). What is called while the engine's thread is at
 work begins together in one turn of its loop, in the order of the calls, and what that has to send goes together at the
-end of the same turn; a caller who waits goes on in the turn of his loop in which the end of his operation comes.
+end of the same turn; a caller who waits goes on in the turn of his loop in which the end of his operation comes. The
+thread is written to only where it sleeps, or is about to; awake it looks at what is queued between any two turns.
 Cancelling the future cancels what was called, though never before its first step: that is where an operation takes its
 place among the others. Every deadline of a call passes on the engine's loop, so what keeps that loop from running would
 hold its callers for ever. Each way has an end of its own:
@@ -98,7 +99,7 @@ class ThreadRuntime:
             self.loop = loop_factory()
         self._pid = os.getpid()
         self.ask_s = ask_s
-        self._lock = threading.Lock()  # of the four below, so that no call comes between the last look and the end
+        self._lock = threading.Lock()  # of the five below, so that no call comes between the last look and the end
         self._closed = self._stopping = False
         self._calls: dict[_Answer, None] = {}
         self._queue: deque[tuple[_Answer, _Begin, Gathering | None]] = deque()  # called, and not begun
