@@ -33,7 +33,7 @@ __all__ = ["Operation", "flattened"]
 T = TypeVar("T")
 
 
-class Answer(Protocol):
+class _Answer(Protocol):
     """The future of an operation's number in its group, of whatever kind."""
 
     def done(self) -> bool: ...
@@ -57,7 +57,7 @@ class Operation(Generic[T]):
     in_place = False  # whether the caller's `out` changes while it is under way
     # The caller's tensors, inputs and `out`; of a list or leaves each, None where there is none.
     given: tuple[Any, ...] = ()
-    answer: Answer | None = None  # from when it was issued
+    answer: _Answer | None = None  # from when it was issued
 
     def __init__(self, here: GroupView) -> None:
         self.here = here

@@ -6,7 +6,8 @@ operation, which is no task, is begun by a function that gets whom to tell of it
 caller's loop (`begin`) or for a thread without one (`submit`, `wait`). What nobody waits for takes its place among the
 calls, and nothing comes out (`post`). What is called while the engine's thread is at
 work begins together in one turn of its loop, in the order of the calls, and what that has to send goes together at the
-end of the same turn; a caller who waits goes on in the turn of his loop in which the end of his operation comes.
+end of the same turn; a caller who waits goes on in the turn of his loop in which the end of his operation comes. The
+thread is written to only where it sleeps, or is about to; awake it looks at what is queued between any two turns.
 Cancelling the future cancels what was called, though never before its first step: that is where an operation takes its
 place among the others. Every deadline of a call passes on the engine's loop, so what keeps that loop from running would
 hold its callers for ever. Each way has an end of its own:
@@ -119,7 +120,7 @@ class ThreadRuntime:
             self.loop = loop_factory()
         self._pid = os.getpid()
         self.ask_s = ask_s
-        self._lock = threading.Lock()  # of the four below, so that no call comes between the last look and the end
+        self._lock = threading.Lock()  # of the five below, so that no call comes between the last look and the end
         self._closed = self._stopping = False
         self._calls: dict[_Answer, None] = {}
         self._queue: deque[tuple[_Answer | None, _Begin, Gathering | None]] = deque()  # called, and not begun

@@ -115,6 +115,13 @@ class Methods:
         return self._reduced("all_reduce_coalesced", listed(tensors), read_options(opts, **named))
 
     def _reduced(self, name: str, tensors: list[torch.Tensor], asked: Asked) -> OperationWork:
+        if len(tensors) == 1:  # as mostly: no list of it
+            (tensor,) = tensors
+            (data,), op = reduced_by(asked.op, tensors)
+            return self._start(
+                name, tensors, lambda within: (self._group.all_reduce(data, op=op, timeout=within),),
+                lambda results: put(tensor, results[0]), asked,
+            )  # fmt: skip
         whole = len({tensor.dtype for tensor in tensors}) == 1
         buckets = [tensors] if whole else [[tensor] for tensor in tensors]
         calls = [(bucket, *reduced_by(asked.op, bucket)) for bucket in buckets]

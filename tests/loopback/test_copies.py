@@ -6,10 +6,11 @@ What is counted, over real sockets, for every operation:
   or neither (memory of ours)? Bytes of "other" are bytes that were, or will be, copied or computed from.
 - every copy that numpy or torch is asked for while it runs (`numpy.copyto`, `Tensor.copy_`): a rank's own part, which
   has to come into its result by a copy, and results that are written to `out`.
-- the most memory that numpy holds at a time (tracemalloc, numpy's domain): a copy on no message's way is seen there.
+- the most memory that numpy holds at a time (tracemalloc, numpy's domain), results of torch among it: a copy on no
+  message's way is seen there.
 
 What is not: QUIC's own copies between a message's memory and the socket (docs/internals/transport.md has them); what a
-reduction reads and writes to compute; and memory that torch allocates, but for the results.
+reduction reads and writes to compute; and memory that torch allocates.
 """
 
 from __future__ import annotations
@@ -162,7 +163,7 @@ MOVES: list[tuple[str, Callable[[Job, Any], Awaitable[Any]], dict[str, float], f
 async def test_moves_go_from_the_callers_memory_into_the_result_itself(
     monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """Copied is a rank's own part alone. numpy holds its results, nothing for torch."""
+    """Copied is a rank's own part alone. numpy holds the results, of either kind."""
     async with cluster(WORLD, chunk_bytes=CHUNK) as jobs:
         for name, call, messages, copied in MOVES:
             inputs = [tensor(kind, rank) for rank in range(WORLD)]
@@ -170,7 +171,7 @@ async def test_moves_go_from_the_callers_memory_into_the_result_itself(
             size = inputs[0].nbytes
             given = {where: found / size for where, found in counted.bytes_by_place(inputs, results).items()}
             assert (name, given, sum(counted.copied) / size) == (name, pytest.approx(messages), pytest.approx(copied))
-            got = sum(stop - start for start, stop in spans(results)) if kind == "numpy" else 0
+            got = sum(stop - start for start, stop in spans(results))
             assert counted.held <= got + SMALL, name
 
 
@@ -219,7 +220,7 @@ async def test_reductions_send_leaves_from_the_callers_memory_and_results_from_w
             # The owners' thirds of `reduce` are cut between elements.
             assert (name, given) == (name, pytest.approx(messages, abs=1e-3))
             assert (name, counted.copied) == (name, [])
-            got = sum(stop - start for start, stop in spans(results)) if kind == "numpy" else 0
+            got = sum(stop - start for start, stop in spans(results))
             assert counted.held <= got + found["posted other"] + found.get("sent other", 0) + SMALL, name
 
 

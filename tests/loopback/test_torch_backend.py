@@ -589,7 +589,7 @@ def test_different_calls_are_named_on_all_ranks() -> None:
     for error in errors:
         assert isinstance(error, quicoll.Mismatch)
         assert isinstance(error, dist.DistBackendError)
-        assert "shape [(2,)] on rank 0, [(3,)] on rank 1" in str(error)
+        assert "shape (2,) on rank 0, (3,) on rank 1" in str(error)
     assert errors[0] is not errors[1]
 
 

@@ -369,7 +369,7 @@ def callers_are_told_what_their_own_end_saw(patch: Patch) -> None:
 def results_are_written_as_they_arrive(patch: Patch) -> None:
     honest = quicoll.numerics.bundle.destination
 
-    def direct(out: Any, like: Any, shape: Any = None, *, apart_from: Any = None) -> Destination:
+    def direct(out: Any, like: Any, shape: Any = None, *, apart_from: Any = None, recycler: Any = None) -> Destination:
         return dataclasses.replace(honest(out, like, shape), flat=out.reshape(-1))
 
     patch.setattr(quicoll.numerics.bundle, "destination", direct)

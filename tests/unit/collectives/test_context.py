@@ -151,6 +151,24 @@ def test_memory_of_an_operation_that_is_over_can_be_used_again(how: str) -> None
     assert again.operation.in_place
 
 
+def test_where_nobody_writes_in_place_what_is_in_flight_is_not_gone_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk()
+    with monkeypatch.context() as patch:
+        patch.setattr(desk.context, "_separate", lambda operation: pytest.fail("gone through"))
+        held = [desk.submit() for _ in range(5)]
+    writing = desk.context.submit(AllReduce(desk.here(), np.ones(LARGE), out=np.zeros(LARGE)), None)
+    gone_through: list[object] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(desk.context, "_separate", gone_through.append)
+        held.append(desk.submit())
+    assert gone_through == [held[-1].operation]
+    desk.end(writing, 5)
+    writing.take()
+    with monkeypatch.context() as patch:
+        patch.setattr(desk.context, "_separate", lambda operation: pytest.fail("gone through"))
+        held.append(desk.submit())
+
+
 def test_an_out_that_an_earlier_operation_reads_or_will_write_is_left_alone_until_the_end() -> None:
     given = np.ones(LARGE)
     for earlier in (

@@ -16,6 +16,7 @@ from quicoll import blocking
 from quicoll.collectives.context import CallContext
 from quicoll.collectives.group import Group
 from quicoll.collectives.reductions import AllReduce
+from quicoll.engine.calls import Known
 from quicoll.engine.runtime import ThreadRuntime
 from quicoll.errors import LocalError, PeerError
 from quicoll.membership.view import Member, View
@@ -32,18 +33,25 @@ class Sender:
 
 
 class Engine:
-    """Ends what it begins, with the error that is set. begun: what has come, by name."""
+    """Ends what it begins, with the error that is set, or leaves that to the test. begun: what has come, by name.
+    ends: what ends those that have not. calls: these."""
 
     def __init__(self) -> None:
         self.endpoint = Sender()
         self.begun: list[str] = []
         self.error: PeerError | None = None
+        self.ends: list[Callable[..., None]] | None = None
+        self.calls: list[Any] = []
 
     def divide(self, view_id: int) -> None:
         """Nothing comes of it."""
 
     def collective(self, view_id: int, call: Any, ended: Callable[..., None], **how: Any) -> None:
         self.begun.append(call.signature)
+        if self.ends is not None:
+            self.calls.append(call)
+            self.ends.append(ended)
+            return
         if self.error is None:
             ended(len(self.begun), None)
         else:
@@ -210,6 +218,56 @@ async def test_in_a_broken_view_a_call_that_was_good_fails_and_leaves_its_out_al
     assert bool((out == 7).all())
     world.engine.error = None
     assert (await world.group.all_reduce(x, out=out)) is out
+
+
+def address(value: Any) -> int:
+    return int(value.data_ptr() if isinstance(value, torch.Tensor) else value.__array_interface__["data"][0])
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+async def test_a_large_result_lies_where_an_earlier_one_was_that_is_held_no_more(world: World, kind: str) -> None:
+    x: Any = np.ones(LARGE, np.float32) if kind == "numpy" else torch.ones(LARGE)
+    group, recycler = world.group, world.context.recycler
+    first, second = await group.all_reduce(x), await group.all_reduce(x)
+    where = address(first)
+    assert address(second) != where
+    part = first[-1:]
+    del first
+    third = await group.all_reduce(x)
+    assert address(third) not in (where, address(second))
+    del part
+    assert recycler.kept == x.nbytes
+    assert address(await group.all_reduce(x)) == where
+    held = group.all_reduce(x)
+    assert recycler.kept == 0
+    await held
+    assert recycler.kept == 0, "a handle gives its result again"
+    del held
+    assert recycler.kept == x.nbytes
+    world.context.close_down()
+    assert recycler.kept == 0
+    del third
+    assert recycler.kept == 0
+
+
+async def test_memory_of_an_operation_under_way_is_nobody_elses_though_its_handle_is_dropped(world: World) -> None:
+    x = np.ones(LARGE, np.float32)
+    ends: list[Callable[..., None]] = []
+    world.engine.ends = ends
+    world.group.all_reduce(x, algorithm="direct")  # nobody waits for it
+    second = world.group.all_reduce(x, algorithm="direct")
+    await world.context.on_engine(asyncio.sleep(0))
+    assert len(ends) == 2
+    assert world.context.recycler.kept == 0
+    work = world.engine.calls[0].make(Known([(), ()], None))
+    assert address(work.output) != address(second.pending.operation.bits())
+    del work
+    world.engine.calls.clear()
+    for ended in ends:
+        ended(1, None)
+    ends.clear()
+    assert (await second).shape == (LARGE,)
+    assert world.context.recycler.kept == x.nbytes
 
 
 async def test_a_failure_that_nobody_looks_at_is_not_reported(world: World) -> None:
