@@ -1,0 +1,148 @@
+"""What a loop that computes loses while an operation of its own rank is in flight: to the engine, and to processors.
+
+    python benchmarks/beside.py [--mib 16] [--rounds 9] [--both] [--json FILE]
+
+Two processes, of which the first computes in pieces of about 0.5 ms, in pure Python and with numpy, alone and while an
+all_reduce is in flight; the other one waits for its own. With --both it computes as well: then there are two engines'
+threads beside two that compute, and on two processors the loops lose those threads' time whatever the interpreter does.
+
+Told are, as medians over rounds that take turns: how much longer a piece takes beside the operation; the part of a
+piece for which its thread had no processor or not the interpreter's lock (wall clock less that thread's CPU time); how
+long the operation takes with the loop beside it, and by itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+import quicoll.blocking
+from quicoll.launch.supervisor import Supervisor
+
+MIB = 1 << 20
+PIECE_S = 0.0005
+ALONE = 400  # pieces that are timed without an operation
+
+
+def pure_python(times: int) -> float:
+    """Work that holds the interpreter's lock."""
+    total = 0.0
+    for number in range(times):
+        total += number * 0.5
+    return total
+
+
+def with_numpy(times: int) -> float:
+    """Small calls of numpy, as an optimizer's or a data loader's; it gives the lock up in none of them."""
+    row = np.ones(256, np.float32)
+    for _ in range(times):
+        row = row * np.float32(0.5) + np.float32(1.0)
+    return float(row[0])
+
+
+def times_of(work: Callable[[int], float]) -> int:
+    """Return how often `work` does its part in a piece."""
+    work(1000)
+    began = time.perf_counter()
+    work(1000)
+    return max(1, round(1000 * PIECE_S / (time.perf_counter() - began)))
+
+
+def piece(work: Callable[[int], float], times: int) -> tuple[float, float]:
+    """Return the seconds of one piece by the wall's clock, and by its thread's."""
+    wall, cpu = time.perf_counter(), time.thread_time()
+    work(times)
+    return time.perf_counter() - wall, time.thread_time() - cpu
+
+
+def beside(
+    group: quicoll.blocking.Group, tensor: np.ndarray, out: np.ndarray, work: Callable[[int], float], times: int
+) -> dict[str, float]:
+    """One round: pieces alone, the operation alone, and both."""
+    alone = [piece(work, times) for _ in range(ALONE)]
+    group.barrier()
+    began = time.perf_counter()
+    group.all_reduce(tensor, out=out)
+    by_itself = time.perf_counter() - began
+    group.barrier()
+    began = time.perf_counter()
+    handle = group.all_reduce(tensor, out=out, async_op=True)
+    pieces = []
+    while not handle.done():
+        pieces.append(piece(work, times))
+    took = time.perf_counter() - began
+    handle.wait()
+    wall, cpu = sum(each[0] for each in pieces), sum(each[1] for each in pieces)
+    return {
+        "slowdown": wall / len(pieces) / statistics.mean(each[0] for each in alone) - 1,
+        "waiting": 1 - cpu / wall,
+        "waiting_alone": 1 - sum(each[1] for each in alone) / sum(each[0] for each in alone),
+        "operation_s": took,
+        "operation_alone_s": by_itself,
+    }
+
+
+def rank(options: argparse.Namespace) -> None:
+    """Carry out the rounds as one of two ranks."""
+    found: dict[str, list[dict[str, float]]] = {}
+    with quicoll.blocking.join(join_timeout=60.0) as job:
+        tensor = np.ones(options.mib * MIB // 4, np.float32)
+        out = np.empty_like(tensor)
+        group = job.group
+        group.all_reduce(tensor, out=out)
+        for number in range(options.rounds + 1):
+            for work in (pure_python, with_numpy):
+                if job.rank == 0 or options.both:
+                    measured = beside(group, tensor, out, work, times_of(work))
+                    if number:  # the first one makes what later ones find
+                        found.setdefault(work.__name__, []).append(measured)
+                else:
+                    group.barrier()
+                    group.all_reduce(tensor, out=out)
+                    group.barrier()
+                    group.all_reduce(tensor, out=out)
+        if job.rank == 0:
+            options.rank.write_text(json.dumps(found))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mib", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--both", action="store_true", help="both ranks compute")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.rank is not None:
+        rank(options)
+        return
+    with tempfile.TemporaryDirectory() as directory:
+        told = Path(directory) / "told.json"
+        command = [sys.executable, os.path.abspath(__file__), *sys.argv[1:], "--rank", str(told)]
+        outcome = asyncio.run(Supervisor(command, workers=2, max_restarts=0, lost_after=60.0).run())
+        if outcome.exit_status:
+            sys.exit(outcome.reason)
+        found = json.loads(told.read_text())
+    for name, rounds in found.items():
+        median = {key: statistics.median(each[key] for each in rounds) for key in rounds[0]}
+        print(
+            f"{name:12} {median['slowdown']:6.1%} longer, {median['waiting']:5.1%} of it waiting "
+            f"(alone {median['waiting_alone']:.1%}); the operation {median['operation_s'] * 1e3:.0f} ms, "
+            f"by itself {median['operation_alone_s'] * 1e3:.0f} ms"
+        )
+    if options.json is not None:
+        options.json.write_text(json.dumps({"mib": options.mib, "both": options.both, "rounds": found}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
