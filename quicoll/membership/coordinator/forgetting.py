@@ -4,8 +4,8 @@
     DONE      `Forgotten` was handed to the journal: once it is there, they count in the base of quorums no longer
     GIVEN_UP  for good, in this process: the wish would be wrong, or is not needed any more
 
-Unless it is GIVEN_UP it goes on from one leadership of the process to the next, until a journal says that it is done, or
-that there was a view in between (serving.py); the nodes are given the time to come once more. So it does where it is
+Unless it is GIVEN_UP it goes on from one leadership of the process to the next, until a journal says that it is done,
+or that there was a view in between (serving.py); the nodes are given the time to come once more. So it does where it is
 DONE, too: the lease may be lost before the journal has taken the record.
 
 Quorums are there so that a handful of nodes does not go on alone while the others are merely away. Forgetting takes
