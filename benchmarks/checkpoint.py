@@ -188,6 +188,8 @@ def main() -> None:
     parser.add_argument("--directory", type=Path, default=None)
     parser.add_argument("--json", type=Path, default=None)
     given = parser.parse_args()
+    if given.directory is not None:
+        given.directory.mkdir(parents=True, exist_ok=True)
     directory = Path(tempfile.mkdtemp(prefix="quicoll-bench-", dir=given.directory))
     try:
         found = asyncio.run(measure(given.mib, given.tensor_mib, given.rounds, directory))

@@ -445,7 +445,8 @@ class PieceReader:
                 path=self._storage.path(self._name_aside(source.piece)),
             )
         return CheckpointError(
-            f"{piece.region} of tensor {name!r} is damaged: not the bytes that {file.node} wrote",
+            f"{piece.region} of tensor {name!r} is damaged: not the bytes that were written"
+            f"{f' by {file.node}' if file.node else ''}",
             path=self._storage.path(file.name),
         )
 

@@ -14,7 +14,7 @@ How it ends:
     the settings                               this one may be needed later
 
 An operator's wish to forget nodes (`forget`) is one for the job as it was when the process began. It goes with the
-process from term to term while it is open, and is closed by the first view after it, whoever has led that.
+process from term to term until the journal has it, and is closed by the first view after it, whoever has led that.
 """
 
 from __future__ import annotations
@@ -283,22 +283,27 @@ async def _lead_once(service: CoordinatorService, leadership: Leadership, wish: 
 
 
 class _Wish:
-    """The settings of one term after the other, with the nodes that an operator gives up as long as that is open."""
+    """The settings of one term after the other, with the nodes that an operator gives up as long as that is open.
+
+    Whether it is, the journal says with which the next term begins. What the one before has handed to its journal, the
+    nodes' end or a view, may have got there or not.
+    """
 
     def __init__(self, config: CoordinatorConfig) -> None:
         self._config = config
-        self._view_id: int | None = None  # of the view that was installed last when the last term was over
+        self._view_id: int | None = None  # of the view that was the last one when the first term began
 
     def settings(self, history: History) -> CoordinatorConfig:
         """Return those of the term that begins with this journal."""
-        if self._view_id not in (None, _view_id(history)):  # there was a quorum meanwhile, with them or without
-            self._config = replace(self._config, forget=())
+        if self._view_id is None:
+            self._view_id = _view_id(history)
+        elif self._view_id != _view_id(history) or not set(self._config.forget) & set(history.base):
+            self._config = replace(self._config, forget=())  # there was a quorum meanwhile, or they are forgotten
         return self._config
 
     def term_ended(self, core: CoordinatorCore) -> None:
         """Take in that a term is over. core: of that term; only what it was asked for is taken from it."""
         self._config = replace(self._config, forget=core.to_forget)
-        self._view_id = _view_id(core.history)
 
 
 def _view_id(history: History) -> int:

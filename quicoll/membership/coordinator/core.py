@@ -206,8 +206,8 @@ class CoordinatorCore:
 
     @property
     def to_forget(self) -> tuple[str, ...]:
-        """Nodes that an operator gives up, as long as it is open whether they may be forgotten."""
-        return self._forgetting.open
+        """Nodes that an operator gives up, unless that was found to be wrong, or needless."""
+        return self._forgetting.wanted
 
     # Inputs
 

@@ -1,11 +1,12 @@
 """A lost quorum's way out: an operator gives nodes of the last view up, on purpose.
 
     ASKED     the operator named the nodes; whether they are gone is being found out
-    DONE      the journal has `Forgotten`: they count in the base of quorums no longer
+    DONE      `Forgotten` was handed to the journal: once it is there, they count in the base of quorums no longer
     GIVEN_UP  for good, in this process: the wish would be wrong, or is not needed any more
 
-While it is ASKED it goes on from one leadership of the process to the next, unless there was a view in between; then
-the nodes are given the time to come once more.
+Unless it is GIVEN_UP it goes on from one leadership of the process to the next, until a journal says that it is done,
+or that there was a view in between (serving.py); the nodes are given the time to come once more. So it does where it is
+DONE, too: the lease may be lost before the journal has taken the record.
 
 Quorums are there so that a handful of nodes does not go on alone while the others are merely away. Forgetting takes
 that protection away for the nodes named, so it is done only where they can do no harm:
@@ -85,9 +86,9 @@ class Forgetting:
         return bool(self._nodes) and self.state is not ForgettingState.DONE
 
     @property
-    def open(self) -> tuple[str, ...]:
-        """The nodes, while it is open whether they may be forgotten; else none."""
-        return self._nodes if self.state is ForgettingState.ASKED else ()
+    def wanted(self) -> tuple[str, ...]:
+        """The nodes, unless the wish is given up; whether the journal has it is not said."""
+        return () if self.state is ForgettingState.GIVEN_UP else self._nodes
 
     def joined(self, node: str) -> None:
         """Take in that a node has joined: it is alive."""

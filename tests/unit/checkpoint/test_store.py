@@ -325,6 +325,17 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path, disk: Disk) ->
         checkpoint.latest(tmp_path / "file", disk=disk)
 
 
+def test_what_one_process_wrote_and_is_damaged_is_named_by_tensor_and_file(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path, step=1, tensors=SMALL)
+    (data,) = tmp_path.glob("*.safetensors")
+    whole = bytearray(data.read_bytes())
+    whole[-1] ^= 1
+    data.write_bytes(whole)
+    with pytest.raises(CheckpointError) as caught:
+        checkpoint.latest(tmp_path)
+    assert f"of tensor 'w' is damaged: not the bytes that were written: {data}" in str(caught.value)
+
+
 def test_the_callers_mistakes_are_local_errors_and_write_nothing(tmp_path: Path) -> None:
     target = tmp_path / "new"
     with pytest.raises(LocalError, match="step is 0 or more"):

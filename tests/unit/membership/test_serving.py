@@ -276,3 +276,21 @@ async def test_nodes_that_an_operator_gives_up_are_given_up_by_the_next_term_too
         database.records.append(InstalledView(view))
         await turns.leads()
         assert turns.service.configs[-1].forget == ()
+
+
+async def test_a_wish_to_forget_whose_record_the_journal_did_not_take_is_one_of_the_next_term() -> None:
+    database = Database(*last_view())
+    lost = LeaseLost("no answer for 3 s", path="database")
+    async with Turns(database, forget=("b", "c")) as turns:
+        core, now_ns = turns.service.core, turns.service.term.now_ns()
+        core.receive("a", m.Join(incarnation=1, committed_step=1), now_ns=now_ns)
+        core.handle_timer(now_ns + round(HOUR * 1e9))
+        assert core.history.base == ("a",)  # as if it were written
+        turns.lose(lost)
+        await turns.leads()
+        assert turns.service.core.history.base == ("a", "b", "c")
+        assert turns.service.configs[-1].forget == ("b", "c")
+        database.records.append(Forgotten(("b", "c")))
+        turns.lose(lost)
+        await turns.leads()
+        assert turns.service.configs[-1].forget == ()
