@@ -46,6 +46,9 @@ class Engine:
     def divide(self, view_id: int) -> None:
         """Nothing comes of it."""
 
+    def near(self, view_id: int) -> None:
+        """No other rank is on this host."""
+
     def collective(self, view_id: int, call: Any, ended: Callable[..., None], **how: Any) -> None:
         self.begun.append(call.signature)
         if self.ends is not None:

@@ -42,6 +42,7 @@ class Desk:
             Member(rank=number, node=f"n{number}", incarnation=1, site=f"s{site}") for number, site in enumerate(sites)
         )
         self.view = View(view_id=1, members=members, seed=bytes(32), committed_step=0, committed_view=0)
+        self.recycler = None
         self.called: Call | None = None
 
     def issue(self, operation: Operation[Any], timeout: float | None) -> Any:
