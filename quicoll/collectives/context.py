@@ -309,7 +309,7 @@ class CallContext:
                         start = partial(_releasing, start, pending.released)
                     pending.future = operation.answer = begin(start, self.engine.endpoint)
             except BaseException as error:
-                if near is not None and isinstance(error, LocalError):  # refused by the call: nobody has heard of it
+                if near is not None and isinstance(error, Exception):  # it was not begun: nobody has heard of it
                     near.return_number()
                 if entry is not None and auditor is not None:
                     auditor.over(entry)

@@ -176,7 +176,7 @@ class Neighbourhood:
         self._overseer: Overseer | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._looks = Looks(time.perf_counter_ns())
-        self._alone = processors() == 1
+        self._crowded = processors() < self.world  # who looks has the processor that another one needs
 
     # -- on the engine's thread: begin and end -------------------------------------------------------------------
 
@@ -322,9 +322,9 @@ class Neighbourhood:
 
         With a budget and a rule for who is in whose way, as the engine's loop looks (quicoll.engine.looking).
         """
-        if self._over(call) or self._alone:
-            return call.small.done
         call.attended = True
+        if self._over(call) or self._crowded:
+            return call.small.done
         began = now = time.perf_counter_ns()
         if not self._looks.may(now):
             return False

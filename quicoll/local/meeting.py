@@ -35,6 +35,7 @@ __all__ = ["MEET_S", "SECRET_BYTES", "MeetingFailed", "MeetingPlace", "Met", "ho
 MEET_S = 1.0
 SECRET_BYTES = 32
 
+_NAMED = b"\0quicoll-"  # abstract: no file, and gone with its socket
 _PEERPIDFD = 77  # SO_PEERPIDFD (Linux 6.5), which `socket` has no name for
 _DESCRIPTORS = 3
 _RANK = struct.Struct("<Q")
@@ -90,7 +91,7 @@ def listen() -> tuple[socket.socket, bytes]:
     """Return a socket that others can dial, and its name, which is gone with it."""
     server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
     try:
-        name = b"\0quicoll-" + os.urandom(16).hex().encode()
+        name = _NAMED + os.urandom(16).hex().encode()
         server.bind(name)
         server.listen(64)
     except BaseException:
@@ -132,6 +133,8 @@ def meet_all(
             if peer > rank:
                 continue
             whom = f"rank {peer}"
+            if not places[peer].name.startswith(_NAMED):  # or it would have us dial whatever it likes
+                raise ValueError("it names no socket of ours")
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC) as sock:
                 sock.settimeout(_left(until))
                 sock.connect(places[peer].name)

@@ -128,6 +128,13 @@ def test_a_rank_that_does_not_come_is_named_and_nothing_is_left_open(sides: list
     assert len(os.listdir("/proc/self/fd")) == before - 1
 
 
+def test_no_socket_is_dialled_that_is_not_named_like_ours(sides: list[Side]) -> None:
+    one, other = sides
+    one.name = b"/run/other.sock"
+    other.meet(one)
+    assert "names no socket of ours" in str(other.error)
+
+
 def test_a_segment_that_could_be_changed_or_cut_short_is_refused() -> None:
     for seals in (0, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_WRITE):
         descriptor = os.memfd_create("test", os.MFD_ALLOW_SEALING)
