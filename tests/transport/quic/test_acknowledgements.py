@@ -81,6 +81,17 @@ def test_acknowledgements_go_along_once_in_a_millisecond_and_none_is_later_than_
     assert acks.is_due(acks.due_ns, accompanied=False)
 
 
+def test_two_full_packets_go_along_however_soon_after_the_last_one() -> None:
+    acks = Acknowledgements()
+    acks.note(0, 100, 100 * 8952, eliciting=True, now_ns=0)
+    acks.frame(0, 1200)
+    acks.note(100, 101, 2399, eliciting=True, now_ns=1)
+    assert not acks.is_due(1, accompanied=True)
+    acks.note(101, 102, 1, eliciting=True, now_ns=2)
+    assert acks.is_due(2, accompanied=True)
+    assert not acks.is_due(2, accompanied=False)
+
+
 def test_what_is_due_goes_however_soon_after_the_last_one() -> None:
     acks = Acknowledgements()
     note(acks, 0, now_ns=5)

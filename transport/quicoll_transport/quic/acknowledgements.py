@@ -19,9 +19,9 @@ When an acknowledgement is due (section 13.2.1, 13.2.2)
                     has come, up to 128 KiB, later: a sender in its slow start needs them close together, a fast one
                     pays for each
     with a packet   that goes anyway, whatever the reason: mostly the answer to what it acknowledges, so that a request
-                    and its answer are two datagrams. Not where one went within the last millisecond: a stream of
-                    requests and answers is acknowledged as often as anybody has use for it, and to make and take an
-                    ACK costs as much as all else in such a packet
+                    and its answer are two datagrams. Less than two full packets not where an ACK went within the last
+                    millisecond: a stream of requests and answers is acknowledged as often as anybody has use for it,
+                    and to make and take an ACK costs as much as all else in such a packet
     after 1 ms      for two full packets: a sender whose window has shrunk to them waits for it
     after 5 ms      for less. Who sent so little waits for nothing but to know that it arrived, and most such packets
                     are answered by then. It is what MAX_ACK_DELAY_MS names, with a millisecond for the timer to fire;
@@ -131,7 +131,8 @@ class Acknowledgements:
         """Return whether an ACK is to go now. accompanied: something else goes anyway, and it may go along."""
         if self.due_ns is None or self.due_ns <= now_ns:
             return self.due_ns is not None
-        return accompanied and (self._told_ns is None or now_ns - self._told_ns >= _APART_NS)
+        soon = self._told_ns is not None and now_ns - self._told_ns < _APART_NS
+        return accompanied and not (soon and self._unacknowledged < _FULL_BYTES)
 
     def frame(self, now_ns: int, room: int) -> tuple[bytes, ToldNumbers]:
         """Return an ACK frame of `room` bytes at most, 40 or more, and the numbers that it tells; none is due then.
