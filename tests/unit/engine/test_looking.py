@@ -181,9 +181,9 @@ def test_a_thread_that_is_awake_is_not_written_to_and_begins_what_is_queued(monk
         patch.setattr(runtime.loop, "call_soon_threadsafe", lambda *_: pytest.fail("it was written to"))
         answers = [runtime.submit(lambda ended, number=number: ended(number, None), Sender()) for number in range(3)]
     go_on.set()
-    assert [answer.result(30) for answer in answers] == [0, 1, 2]
+    assert [answer.result() for answer in answers] == [0, 1, 2]
     for number in range(300):  # whether it sleeps, is about to or looks
-        assert runtime.submit(lambda ended, number=number: ended(number, None), Sender()).result(30) == number
+        assert runtime.submit(lambda ended, number=number: ended(number, None), Sender()).result() == number
     asyncio.run(runtime.aclose())
 
 
