@@ -288,6 +288,7 @@ class MemberCore:
         if self._local is None or step != self.next_step:
             raise LocalError(f"step {step} cannot begin; next is {self.next_step}", step=step)
         self._local.begin(step, now_ns=now_ns)
+        self._announce_if_due(now_ns)
 
     def vote(
         self,
@@ -390,9 +391,7 @@ class MemberCore:
 
     def handle_timer(self, now_ns: int) -> None:
         """Do what is due at `now_ns`; harmless when nothing is."""
-        begin_ns = self._announce_ns
-        if begin_ns is not None and begin_ns <= now_ns:
-            self._announce()
+        self._announce_if_due(now_ns)
         awaited = self._wait.overdue(now_ns=now_ns)
         if awaited is Awaited.LINKS and self._local is not None:
             self._answer(self._local.decline((), f"no links within {self._wait.form_ns / 1e9:g} s"), now_ns)
@@ -551,6 +550,11 @@ class MemberCore:
     @property
     def _announce_ns(self) -> int | None:
         return None if self._local is None else self._local.announce_ns
+
+    def _announce_if_due(self, now_ns: int) -> None:
+        begin_ns = self._announce_ns
+        if begin_ns is not None and begin_ns <= now_ns:
+            self._announce()
 
     def _announce(self) -> None:
         """Tell the coordinator that a step is open here, if it has not heard of it."""

@@ -10,8 +10,9 @@ and, while the view is installed, for one step after another
 
     free        no step is open here
     open        begun and not voted on: this member alone can make sure that the step is not committed. The coordinator
-                hears of it by the vote; or, where that does not follow within `BEGIN_NS`, by a Begin before it. So a
-                short step costs it one message of each member
+                hears of it by the vote; or by a Begin before it: at once in the first step of a view, by which it
+                knows that who is here goes on with the job (coordinator/ending.py), and in a later one where the vote
+                does not follow within `BEGIN_NS`. So a short step costs it one message of each member
     voted       the point of no return, if the vote is ok: only the coordinator knows what became of the step
 
 until the view has `failed`: a report is on its way, the view cannot go on, and no step is begun in it any more.
@@ -86,6 +87,7 @@ class LocalView:
         self.vote: bool | None = None
         self.announce_ns: int | None = None
         self.failed = False
+        self._first = True  # no step of this view has been decided yet
         self._node = node
         self._lost: dict[str, None] = {}  # lost peers; an ordered set
 
@@ -134,7 +136,7 @@ class LocalView:
         """Begin a step."""
         self.step = step
         self.vote = None
-        self.announce_ns = now_ns + BEGIN_NS
+        self.announce_ns = now_ns if self._first else now_ns + BEGIN_NS
 
     def announce(self) -> BeginStep | None:
         """Say that the step is open; None where the coordinator has heard of it, or none is."""
@@ -168,6 +170,7 @@ class LocalView:
     def decided(self) -> None:
         """Close the step: the coordinator has decided it, and the view goes on."""
         self.step = self.vote = self.announce_ns = None
+        self._first = False
 
     def step_in_doubt(self) -> tuple[int, int] | None:
         """Return (view_id, step) of a step that may be committed although the coordinator was lost; None without one.

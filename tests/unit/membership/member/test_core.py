@@ -200,7 +200,7 @@ def test_a_step_is_begun_voted_for_and_committed() -> None:
     bench = Bench()
     bench.active(view(committed=4, by=0))
     assert bench.core.next_step == 5
-    assert bench.do("begin", 5) == []
+    assert bench.do("begin", 5) == [a.TellCoordinator(m.BeginStep(view_id=1, step=5))]
     assert bench.core.open_step == 5
     assert bench.core.next_step is None
     assert bench.do("vote", 5, ok=True, digest=b"d") == [
@@ -211,29 +211,44 @@ def test_a_step_is_begun_voted_for_and_committed() -> None:
     assert bench.core.next_step == 6
 
 
-def test_a_step_that_lasts_is_announced_before_its_vote_and_once() -> None:
-    bench = Bench()
-    bench.in_step(5)
-    assert bench.core.next_timer() == BEGIN_NS
-    assert bench.tick(BEGIN_NS - 1) == []
-    assert bench.tick(1) == [a.TellCoordinator(m.BeginStep(view_id=1, step=5))]
-    assert bench.core.next_timer() is None
-    assert bench.tick(BEGIN_NS) == []
-    assert bench.do("vote", 5, ok=True) == [a.TellCoordinator(m.Vote(view_id=1, step=5, ok=True))]
-
-
-def test_a_step_that_is_voted_on_soon_is_announced_by_nothing_else() -> None:
+def second_step() -> Bench:
+    """A member inside the second step of its view."""
     bench = Bench()
     bench.in_step(voted=True)
-    assert bench.tick(BEGIN_NS) == []
     bench.hear(m.Decide(view_id=1, step=1, commit=True))
+    assert bench.do("begin", 2) == []
+    return bench
+
+
+def test_the_first_step_of_a_view_is_announced_at_once_and_once() -> None:
+    bench = Bench()
+    bench.active()
+    assert bench.do("begin", 1) == [a.TellCoordinator(m.BeginStep(view_id=1, step=1))]
+    assert bench.core.next_timer() is None
+    assert bench.tick(BEGIN_NS) == []
+
+
+def test_a_later_step_that_lasts_is_announced_before_its_vote_and_once() -> None:
+    bench = second_step()
+    assert bench.core.next_timer() == BEGIN_NS
+    assert bench.tick(BEGIN_NS - 1) == []
+    assert bench.tick(1) == [a.TellCoordinator(m.BeginStep(view_id=1, step=2))]
+    assert bench.core.next_timer() is None
+    assert bench.tick(BEGIN_NS) == []
+    assert bench.do("vote", 2, ok=True) == [a.TellCoordinator(m.Vote(view_id=1, step=2, ok=True))]
+
+
+def test_a_later_step_that_is_voted_on_soon_is_announced_by_nothing_else() -> None:
+    bench = second_step()
+    bench.do("vote", 2, ok=True)
+    assert bench.tick(BEGIN_NS) == []
+    bench.hear(m.Decide(view_id=1, step=2, commit=True))
     assert bench.core.next_timer() is None
     assert bench.tick(BEGIN_NS) == []
 
 
 def test_no_step_of_a_view_that_is_over_is_announced() -> None:
-    bench = Bench()
-    bench.in_step()
+    bench = second_step()
     bench.hear(m.Aborted(view_id=1, cause="b was lost"))
     assert bench.core.next_timer() is None
     assert bench.tick(BEGIN_NS) == []
@@ -449,7 +464,6 @@ def test_nothing_is_awaited_while_the_user_computes_or_a_view_cannot_be_formed()
     assert bench.core.next_timer() is None
     bench = Bench()
     bench.in_step()
-    bench.tick(BEGIN_NS)
     assert bench.core.next_timer() is None
     bench.do("vote", 1, ok=True)
     bench.hear(m.Decide(view_id=1, step=1, commit=True))
@@ -476,13 +490,12 @@ def test_who_leaves_between_steps_is_gone_at_once() -> None:
 
 @pytest.mark.parametrize("commit", [True, False])
 def test_who_leaves_inside_a_step_stays_for_its_decision(commit: bool) -> None:
-    bench = Bench()
-    bench.in_step()
-    begin, leave = m.BeginStep(view_id=1, step=1), m.Leave(reason="done")
+    bench = second_step()
+    begin, leave = m.BeginStep(view_id=1, step=2), m.Leave(reason="done", committed_step=1)
     # It would be taken to leave at a boundary otherwise, where nobody waits for its vote.
     assert bench.do("leave", "done") == [a.TellCoordinator(begin), a.TellCoordinator(leave)]
-    bench.do("vote", 1, ok=True)
-    actions = bench.hear(m.Decide(view_id=1, step=1, commit=commit, cause="x"))
+    bench.do("vote", 2, ok=True)
+    actions = bench.hear(m.Decide(view_id=1, step=2, commit=commit, cause="x"))
     decided = next(action for action in actions if isinstance(action, a.Decided))
     assert decided.commit is commit
     assert any(isinstance(action, a.Deactivate) for action in actions)
