@@ -298,7 +298,8 @@ class Journal:
         if schema != _SCHEMA:
             age = "a newer" if schema > _SCHEMA else "an older"
             raise JournalError(
-                f"written by {age} quicoll (schema {schema}, this one knows {_SCHEMA})", path=str(self._path)
+                f"written by {age} quicoll (schema {schema}, this one knows {_SCHEMA}), or damaged there",
+                path=str(self._path),
             )
 
     @contextlib.contextmanager
@@ -416,7 +417,7 @@ class Journal:
 
 
 @contextlib.contextmanager
-def _explained(path: Path, *, otherwise: str = "it cannot be used") -> Iterator[None]:
+def _explained(path: Path, *, otherwise: str = "it cannot be used, or is damaged") -> Iterator[None]:
     """SQLite's and the system's errors become ours, here and nowhere else. otherwise: what one without a code means."""
     try:
         yield
