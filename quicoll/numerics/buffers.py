@@ -273,7 +273,10 @@ def allocate(
     try:
         flat = _room(size, like.dtype, recycler)
         if like.device is None:
-            return Fresh(flat, like, shape)
+            fresh = Fresh(flat, like, shape)
+            if not size:
+                _ = fresh.value  # now: it may be of no bytes, and of more rows than an array can have
+            return fresh
         value = _torch().empty(shape, dtype=like.native, device=like.device)
         return Destination(value, value, flat, like.dtype, shape, like.kind)
     except (MemoryError, ValueError, RuntimeError) as error:  # the last is torch's

@@ -9,6 +9,7 @@ import pytest
 
 from quicoll.errors import LocalError, QuicollError
 from quicoll.sim import Settings, Simulation, cluster, scenario
+from quicoll.sim.trace.recording import Recording
 
 if TYPE_CHECKING:
     from quicoll.job import Job
@@ -60,13 +61,14 @@ def test_the_seconds_that_are_given_are_taken() -> None:
     assert slow.virtual_s > 2.5
 
 
-def test_a_step_that_is_cancelled_while_it_computes_is_given_up_everywhere() -> None:
-    sim = Simulation(unchanged, settings=Settings(ranks=2, limit=30.0), compute=0.5)
+def test_who_is_ended_while_it_computes_leaves_after_that_and_the_other_gives_up_the_step_it_has_begun() -> None:
+    recording = Recording()
+    sim = Simulation(unchanged, settings=Settings(ranks=2, limit=30.0), compute=0.5, recorder=recording.record)
     sim.at(0.3).terminate(1)
     sim.at(1.0).heal()
     outcome = sim.run()
     assert outcome.error is None, outcome.error
-    assert outcome.aborted >= 1
+    assert {entry.who for entry in recording.entries if entry.kind == "step_aborted"} == {"worker-0"}
     assert outcome.virtual_s < 10.0
 
 

@@ -277,6 +277,7 @@ class MemberCore:
         if local is None or not local.is_new_loss(node):
             return
         if self._state is MemberState.ACTIVE:
+            self._announce()
             self._tell(local.lost(node, cause))
         elif local.confirmed:
             self._answer(local.withdraw(node, cause), now_ns)
@@ -321,6 +322,7 @@ class MemberCore:
             now_ns: The time now.
         """
         if self._state is MemberState.ACTIVE and self._local is not None and not self._local.failed:
+            self._announce()  # what is aborted is a step that the coordinator knows of
             self._tell(self._local.fail(reason, culprit=culprit, kind=kind, blamed=tuple(blamed)))
 
     def caught_up(self, step: int) -> None:
