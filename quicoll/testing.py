@@ -51,6 +51,9 @@ _JOB = "test"
 def cut_network(job: Job, seconds: float) -> None:
     """Drop every datagram of a rank, both ways, from now on.
 
+    What ranks of one host hand each other through its memory goes on until a lost link ends the view; with
+    `local=False` all of it is datagrams.
+
     Args:
         job: The rank's job.
         seconds: For how long.
