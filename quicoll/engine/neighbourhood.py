@@ -1,9 +1,10 @@
 """The ranks of a view where all share a host: their calls through shared memory, and who takes them further.
 
-Memory and protocols are in quicoll.local, which never waits. Here are the threads, the waits and the ends. A small call
-is begun on its caller's thread, and mostly ends there: in the same moment, where all others have called; within a short
-look; or when the last of the others wakes the caller, who sleeps with an eventfd in his own poll or event loop. A large
-one runs on the engine's thread, as an execution of the communicator's (`LargeReduction`).
+Memory and protocols are in quicoll.local, which never waits. Here is decided who takes calls further, who sleeps, who
+is woken and how calls end; the system is asked by `HostWakes` alone (host.py). A small call is begun on its caller's
+thread, and mostly ends there: in the same moment, where all others have called; within a short look; or when the last
+of the others wakes the caller, who sleeps in front, in a thread or in his event loop. A large one runs on the engine's
+thread, as an execution of the communicator's (`LargeReduction`).
 
     begun       the call has its number and waits for a slot, or is in one; it is in `_calls`. Whoever publishes last
                 wakes the engine (BACK), which ends it
@@ -19,35 +20,39 @@ things that are both small, the slots differ. Where one calls what is small and 
 a number which was taken here for a small call: the engine sees so within a tick, and the view ends by a Mismatch.
 
 Deadlines, cancelling, farewells and the end of the view are the engine's affair, on its thread, as for all operations:
-it looks after the calls every TICK_S. A process that ends is seen by its pidfd; it has lost its link then, if a moment
+it looks after the calls every TICK_S. Of a process that ends the host tells; it has lost its link then, if a moment
 later it still has one. So no call waits longer than its deadline while the engine runs; and while it does not, who
 waits hears of it as in all calls (quicoll.engine.runtime).
 
 Locks. `_lock` holds while the small calls are taken further and while WAKE is written; nobody waits with it, and
 nothing is settled under it. Large reductions need none: one thread runs them, with words of their own.
+
+Invariants:
+    - nobody is forgotten: who sleeps has told so in WAKE and looked once more behind a fence after it; who raises a
+      word looks at WAKE behind a fence after that (quicoll.local.layout). A wake-up that is lost costs a tick
+    - a call is settled once: by who has taken it out of `_calls`
+    - after `end` nothing of the memory is touched, no timer is left, and `HostWakes` is closed
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import select
 import threading
-import time
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
-from quicoll.engine.looking import LOOK_NS, QUESTION_NS, Looks, offer, processors
+from quicoll.engine.looking import LOOK_NS, QUESTION_NS, Looks
 from quicoll.local.large import Reduce, reduce_in_chunks
 from quicoll.local.layout import BACK, CONSUMED, FRONT, PUBLISHED, ROOM, STAGE, WAKE
 from quicoll.local.small import SmallCall, SmallCalls
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Sequence
 
-    from quicoll.local.memory import SharedMemory
+    from quicoll.engine.host import MetHost
+    from quicoll.local.layout import HostMemory
     from quicoll.numerics.bundle import Joined
     from quicoll.numerics.dtypes import Array
 
@@ -63,10 +68,9 @@ _GONE_S = 0.1  # after a process's end, until its link is ended: what it had sai
 class NearCall:
     """A small call under way.
 
-    name: for people, as "all_reduce#3". settle: called once, by any thread. deadline: of time.monotonic, which is the
-    clock of a real engine's loop. timeout: in seconds, for the error. step: the open one. ticks: of the engine since
-    it was begun. attended: its caller looks for its end, or sleeps until then. ending: waits for why the view is over,
-    once it has failed.
+    name: for people, as "all_reduce#3". settle: called once, by any thread. deadline: of the clock of the engine's
+    loop. timeout: in seconds, for the error. step: the open one. ticks: of the engine since it was begun. attended: its
+    caller looks for its end, or sleeps until then. ending: waits for why the view is over, once it has failed.
     """
 
     __slots__ = ("_near", "attended", "deadline", "ending", "name", "settle", "small", "step", "ticks", "timeout")
@@ -84,7 +88,7 @@ class NearCall:
         self.small = small
         self.name = name
         self.settle: Settle = _nobody
-        self.deadline = time.monotonic() + timeout
+        self.deadline = near.now() + timeout
         self.timeout = timeout
         self.step = step
         self.ticks = 0
@@ -131,35 +135,22 @@ class Neighbourhood:
     whole: calls may begin. rank, world: of the view.
     """
 
-    def __init__(
-        self,
-        memory: SharedMemory,
-        memory_for_large: SharedMemory,
-        *,
-        wakes: tuple[int, int],
-        peer_wakes: Mapping[int, tuple[int, int]],
-        processes: Mapping[int, int],
-        loop: asyncio.AbstractEventLoop,
-    ) -> None:
-        """Take all descriptors over.
+    def __init__(self, met: MetHost, *, loop: asyncio.AbstractEventLoop) -> None:
+        """Take what ranks have that have met.
 
         Args:
-            memory: The ranks', for small calls.
-            memory_for_large: The same memory, for large ones.
-            wakes: This rank's eventfds: its callers', its engine's.
-            peer_wakes: Those of the others, by rank.
-            processes: The pidfds of the others, by rank.
+            met: It; `end` gives it back.
             loop: The engine's.
         """
+        memory = met.memory
         self.rank = memory.rank
         self.world = memory.layout.world
         self.whole = True
         self._memory = memory
-        self._large_memory = memory_for_large
+        self._large_memory = met.memory_for_large
+        self._wakes = met.wakes
         self._small = SmallCalls(memory)
-        self._front_wake, self._back_wake = wakes
-        self._wakes = [(rank, *peer_wakes[rank]) for rank in sorted(peer_wakes)]
-        self._processes = dict(processes)
+        self._peers = [rank for rank in range(self.world) if rank != self.rank]
         self._loop = loop
         self._lock = threading.Lock()
         self._numbers = 0
@@ -168,15 +159,17 @@ class Neighbourhood:
         self._front = False  # somebody sleeps in front
         self._large_waits = False  # the engine is to be woken for large ones
         self._bits = 0  # what stands in WAKE
-        self._reader: asyncio.AbstractEventLoop | None = None  # in whose loop the front eventfd is read
-        self._polling = False  # a thread sleeps at the front eventfd
         self._larges: deque[LargeReduction] = deque()
         self._stage = 0  # at which the next large reduction begins
         self._turning = False  # the engine's loop will go on with large ones
         self._overseer: Overseer | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._looks = Looks(time.perf_counter_ns())
-        self._crowded = processors() < self.world  # who looks has the processor that another one needs
+        self._gone: dict[int, asyncio.TimerHandle] = {}  # by rank whose process has ended: until its link is
+        self._looks = Looks(met.wakes.now_ns())
+
+    def now(self) -> float:
+        """Return seconds, of the clock of the engine's loop. Any thread may ask."""
+        return self._wakes.now()
 
     # -- on the engine's thread: begin and end -------------------------------------------------------------------
 
@@ -188,60 +181,31 @@ class Neighbourhood:
             on_gone: Called with the rank of a process that has ended, when it has had time to say good-bye before.
         """
         self._overseer = overseer
-        self._loop.add_reader(self._back_wake, self._on_back)
-        for rank, process in self._processes.items():
-            self._loop.add_reader(process, self._on_process, rank, on_gone)
+        self._wakes.listen(self._on_back, partial(self._on_ended, on_gone))
         self._timer = self._loop.call_later(TICK_S, self._on_tick)
 
     def end(self) -> list[NearCall]:
-        """Stop for good, and let go of all descriptors. Return the calls that were under way, in their order."""
+        """Stop for good, and let go of all that the host has given. Return the calls under way, in their order."""
         with self._lock:
             if not self.whole:
                 return []
             self.whole = False
             left = list(self._calls.values())
             self._calls.clear()
-            reader, self._reader = self._reader, None
-            if self._overseer is not None:
-                self._loop.remove_reader(self._back_wake)
-                for process in self._processes.values():
-                    self._loop.remove_reader(process)
-            for process in self._processes.values():
-                os.close(process)
-            for _, front, back in self._wakes:
-                os.close(front)
-                os.close(back)
-            os.close(self._back_wake)
-            if self._polling:
-                os.eventfd_write(self._front_wake, 1)  # who sleeps there closes it
-            elif reader is None:
-                os.close(self._front_wake)
-        if reader is not None:
-            try:
-                reader.call_soon_threadsafe(self._leave_loop, reader)
-            except RuntimeError:  # that loop is closed, and reads nothing any more
-                os.close(self._front_wake)
-        if self._timer is not None:
-            self._timer.cancel()
+            self._wakes.close()
+        for timer in (self._timer, *self._gone.values()):
+            if timer is not None:
+                timer.cancel()
         for large in list(self._larges):
             large.close()
         return left
 
-    def _leave_loop(self, reader: asyncio.AbstractEventLoop) -> None:
-        reader.remove_reader(self._front_wake)
-        os.close(self._front_wake)
-
-    def _on_process(self, rank: int, on_gone: Callable[[int], None]) -> None:
-        self._loop.remove_reader(self._processes[rank])
-        self._loop.call_later(_GONE_S, self._gone, rank, on_gone)
-
-    def _gone(self, rank: int, on_gone: Callable[[int], None]) -> None:
+    def _on_ended(self, on_gone: Callable[[int], None], rank: int) -> None:
+        """A process has ended."""
         if self.whole:
-            on_gone(rank)
+            self._gone[rank] = self._loop.call_later(_GONE_S, on_gone, rank)
 
     def _on_back(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._back_wake)
         self._go_on()
         self._turn()
 
@@ -251,7 +215,7 @@ class Neighbourhood:
         self._timer = self._loop.call_later(TICK_S, self._on_tick)
         self._go_on()
         self._turn()  # a wake-up that went astray costs a tick
-        now = time.monotonic()
+        now = self.now()
         late: NearCall | None = None
         present: list[int] = []
         with self._lock:
@@ -323,21 +287,22 @@ class Neighbourhood:
         With a budget and a rule for who is in whose way, as the engine's loop looks (quicoll.engine.looking).
         """
         call.attended = True
-        if self._over(call) or self._crowded:
+        if self._over(call) or self._wakes.crowded:
             return call.small.done
-        began = now = time.perf_counter_ns()
+        wakes = self._wakes
+        began = now = wakes.now_ns()
         if not self._looks.may(now):
             return False
         with self._lock:
             if self.whole:
                 self._tell_wakes()
         while now - began < LOOK_NS:
-            offer()
+            wakes.offer()
             self._go_on()
             if self._over(call):
                 self._looks.found()
                 return call.small.done
-            before, now = now, time.perf_counter_ns()
+            before, now = now, wakes.now_ns()
             if now - before > QUESTION_NS:
                 self._looks.in_vain(LOOK_NS)
                 return False
@@ -357,12 +322,8 @@ class Neighbourhood:
         with self._lock:
             if not self.whole:
                 return
-            if self._reader is not loop:
-                if self._polling or (self._reader is not None and not self._reader.is_closed()):
-                    call.attended = False  # one at a time: the engine goes on for the others
-                else:
-                    self._reader = loop
-                    loop.add_reader(self._front_wake, self._on_front)
+            if not self._wakes.wait_in(loop, self._on_front):
+                call.attended = False  # one at a time: the engine goes on for the others
             self._front = self._front or call.attended
             self._tell_wakes()
             taken = self._advance()
@@ -371,7 +332,7 @@ class Neighbourhood:
 
     def _rest(self) -> None:
         """Nobody sleeps in a loop where no call is under way. Under the lock."""
-        if self._front and not self._calls and not self._polling:
+        if self._front and not self._calls and not self._wakes.thread_in_front:
             self._front = False
             self._tell_wakes()
 
@@ -379,8 +340,6 @@ class Neighbourhood:
         with self._lock:
             if not self.whole:
                 return
-            with contextlib.suppress(BlockingIOError):
-                os.eventfd_read(self._front_wake)
             taken = self._advance()
             self._rest()
         _settle(taken, idle=True)
@@ -389,14 +348,13 @@ class Neighbourhood:
         """Block this thread until a call has ended, or for `timeout` seconds, or for a second."""
         if self.look(call):
             return
-        until = time.monotonic() + (_AWAIT_S if timeout is None else min(timeout, _AWAIT_S))
+        until = self.now() + (_AWAIT_S if timeout is None else min(timeout, _AWAIT_S))
         with self._lock:
             if not self.whole:
                 return
-            sleeps = not self._polling and (self._reader is None or self._reader.is_closed())
+            sleeps = self._wakes.take_front()
             if sleeps:
-                self._reader = None
-                self._polling = self._front = True
+                self._front = True
             else:
                 call.attended = False  # one at a time: the engine goes on for the others
             self._tell_wakes()
@@ -405,20 +363,15 @@ class Neighbourhood:
         if not sleeps:
             return
         try:
-            poll = select.poll()
-            poll.register(self._front_wake, select.POLLIN)
-            while not self._over(call) and (left := until - time.monotonic()) > 0:
-                poll.poll(left * 1000 + 1)
-                with contextlib.suppress(BlockingIOError):
-                    os.eventfd_read(self._front_wake)
+            while not self._over(call) and (left := until - self.now()) > 0:
+                self._wakes.sleep(left)
                 self._go_on()
         finally:
             with self._lock:
-                self._polling = self._front = False
+                self._front = False
                 call.attended = False  # where the time of this wait was over before the call was
-                if not self._is_whole():
-                    os.close(self._front_wake)
-                else:
+                self._wakes.leave_front()
+                if self._is_whole():
                     self._tell_wakes()
 
     def _go_on(self) -> None:
@@ -460,17 +413,17 @@ class Neighbourhood:
         memory = self._memory
         memory.fence()
         if word != CONSUMED:
-            for rank, _, _ in self._wakes:
+            for rank in self._peers:
                 if memory.load(rank, word) <= before:
                     return
-        for rank, front, back in self._wakes:
+        for rank in self._peers:
             bits = memory.load(rank, WAKE)
             if word == CONSUMED and not bits & ROOM:
                 continue
             if bits & FRONT:
-                _ring(front)
+                self._wakes.ring(rank, front=True)
             if bits & BACK:
-                _ring(back)
+                self._wakes.ring(rank, front=False)
 
     def _tell_wakes(self) -> None:
         """Tell the others who is to be woken. Under the lock; who waits looks once more after it."""
@@ -532,7 +485,7 @@ class Neighbourhood:
         """Take large reductions as far as they go, for some milliseconds at most."""
         if not self._larges or not self.whole:
             return
-        until = time.perf_counter_ns() + _TURN_NS
+        until = self._wakes.now_ns() + _TURN_NS
         memory = self._large_memory
         while self._larges and self.whole:
             large = self._larges[0]
@@ -559,23 +512,18 @@ class Neighbourhood:
             elif large.failed:
                 large.wake()
                 return
-            if time.perf_counter_ns() > until:
+            if self._wakes.now_ns() > until:
                 self._turn_soon()
                 return
 
     def _reached(self, stage: int) -> bool:
-        return all(self._large_memory.load(rank, STAGE) >= stage for rank, _, _ in self._wakes)
+        return all(self._large_memory.load(rank, STAGE) >= stage for rank in self._peers)
 
 
 def _settle(taken: Sequence[NearCall], *, idle: bool = False) -> None:
     """Settle calls that have been taken; without the lock. idle: as `Settle` has it."""
     for call in taken:
         call.settle(call.small.number, None, idle)
-
-
-def _ring(wake: int) -> None:
-    with contextlib.suppress(BlockingIOError):  # its count is full: it has been woken often enough
-        os.eventfd_write(wake, 1)
 
 
 class LargeReduction:
@@ -587,7 +535,7 @@ class LargeReduction:
     def __init__(
         self,
         near: Neighbourhood,
-        make: Callable[[SharedMemory, int], Generator[int, None, int]],
+        make: Callable[[HostMemory, int], Generator[int, None, int]],
         wake: Callable[[], None],
     ) -> None:
         self._near = near
@@ -615,7 +563,7 @@ class LargeReduction:
         if self._run is not None:
             self._run.close()
 
-    def go_on(self, memory: SharedMemory, base: int) -> int | None:
+    def go_on(self, memory: HostMemory, base: int) -> int | None:
         """Go on to the next stage that has to be waited for. Return the last one's number at the end."""
         if self._run is None:
             self._run = self._make(memory, base)
