@@ -121,7 +121,7 @@ class Rows(Movement[T]):
         self.width = math.prod(rest)
         if out is not None:
             # The first dimension is `out`'s own: it is compared when the result's is known.
-            destination(out, like.sources[0], (*tuple(getattr(out, "shape", ()))[:1], *rest))
+            destination(out, like.first, (*tuple(getattr(out, "shape", ()))[:1], *rest))
         trailing = ",".join(map(str, rest)) or "-"
         self.signature = f"{head} dtype={like.dtype} trailing={trailing} chunk_bytes={self.here.chunk_bytes}"
 
@@ -129,7 +129,7 @@ class Rows(Movement[T]):
         """Return memory for a result of so many rows."""
         # Whether `out` may be written was asked when the call was made; here, on the engine's thread, autograd has a
         # mode of its own.
-        alike = Bundle(self.like.sources[:1], many=False)
+        alike = Bundle.of(self.like.first)
         return results(detached(self.out), alike, (rows, *self.rest), recycler=self.here.recycler)
 
     def committed(self) -> Any:
@@ -171,7 +171,7 @@ class Gather(Rows[Any]):
         self.holds = root is None or here.rank == self.root
         self.where = "" if root is None else f" root={self.root}"
         head = f"{self.name}/{algorithm}{self.where}"
-        self.announce(x, Bundle((like,), many=False), shape[1:], head, out if self.holds else None)
+        self.announce(x, Bundle.of(like), shape[1:], head, out if self.holds else None)
         self.measures = depends(self.name, algorithm, world=here.world_size, sites=here.sites)
 
     def prepare(self, known: Known) -> Work:
@@ -215,7 +215,7 @@ class Scatter(Rows[Any]):
         self.algorithm, self.gives = algorithm, here.rank == root
         if self.gives:
             self.counts = rows_given(counts, like.shape[0], here.world_size)
-        self.announce(x, Bundle((like,), many=False), like.shape[1:], f"scatter/{algorithm} root={root}", out)
+        self.announce(x, Bundle.of(like), like.shape[1:], f"scatter/{algorithm} root={root}", out)
         self.measures = depends("scatter", algorithm, world=here.world_size, sites=here.sites)
 
     def prepare(self, known: Known) -> Work:
@@ -249,8 +249,8 @@ class AllToAll(Rows[Any]):
         world, parts = here.world_size, bundle(x)
         if parts.many and (counts is not None or out is not None):
             raise LocalError("a list of parts says how many rows go where: leave counts and out out")
-        if parts.many and len(parts.sources) != world:
-            raise LocalError(f"{len(parts.sources)} parts for {world} ranks")
+        if parts.many and len(parts.flats) != world:
+            raise LocalError(f"{len(parts.flats)} parts for {world} ranks")
         rest = parts.shapes[0][1:]
         if any(not shape or shape[1:] != rest for shape in parts.shapes):
             raise LocalError("all_to_all takes parts with rows, (n, ...), that differ in n alone")

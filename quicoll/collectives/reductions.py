@@ -300,7 +300,7 @@ class ReduceScatter(Reduction):
 
 def nothing_like(like: Bundle) -> Results:
     """Return memory for no elements, of the type of `like`: where a rank has no result."""
-    return results(None, Bundle(like.sources[:1], many=False), (0,))
+    return results(None, Bundle.of(like.first), (0,))
 
 
 def _leaves(x: Leaves[Any]) -> tuple[list[Bundle], Bundle]:
@@ -331,7 +331,7 @@ def _demand_own(here: GroupView, shards: Shards) -> None:
 def _all_elements(like: Bundle, how: ElementFormat, world: int, more: tuple[Any, ...]) -> dict[str, Any]:
     if how.form is None:
         return {"elements": like.elements}
-    return {"elements": how.elements(each.flat.size for each in like.sources)}
+    return {"elements": how.elements(each.size for each in like.flats)}
 
 
 def _rooted_elements(like: Bundle, how: ElementFormat, world: int, more: tuple[Any, ...]) -> dict[str, Any]:
