@@ -61,7 +61,7 @@ __all__ = ["GROUP", "TICK_S", "LargeReduction", "NearCall", "Neighbourhood", "Ov
 GROUP: Final = 0  # the id of the group of all ranks, whose calls these are (quicoll.collectives.subgroups)
 TICK_S = 0.02
 _AWAIT_S = 1.0  # of a thread that sleeps here; then it waits as for all calls, and the engine goes on for it
-_TURN_NS = 4_000_000  # of the engine's thread for large reductions, until its other work has its turn
+_TURN_NS = 1_000_000  # of the engine's thread for large reductions, until its other work has its turn
 _GONE_S = 0.1  # after a process's end, until its link is ended: what it had said before it ended is taken in by then
 
 
@@ -214,7 +214,8 @@ class Neighbourhood:
             return
         self._timer = self._loop.call_later(TICK_S, self._on_tick)
         self._go_on()
-        self._turn()  # a wake-up that went astray costs a tick
+        if not self._turning:
+            self._turn()  # a wake-up that went astray costs a tick
         now = self.now()
         late: NearCall | None = None
         present: list[int] = []

@@ -110,7 +110,8 @@ async def start_with(
     """
     denied = _listed(config)
     owned = runtime is None
-    runtime = ThreadRuntime(config.node) if runtime is None else runtime
+    if runtime is None:
+        runtime = ThreadRuntime(config.node, share=config.engine_share, lost_after=config.lost_after)
     loop = runtime.loop
     told = Observers(config.node, lambda: round(loop.time() * 1e9), *observers)
     made: list[Engine] = []

@@ -495,6 +495,9 @@ class _Later:
     def add_done_callback(self, callback: Callable[[Any], object]) -> None:
         self._done.add_done_callback(callback)
 
+    def attend(self, *, ends: bool = False) -> None:
+        pass  # it waits in a thread of its own, which says so
+
     def take(self) -> Any:
         return self._done.result().take()
 
