@@ -336,7 +336,12 @@ class CallContext:
         held = self.runtime.hold(call, in_loop=in_loop)
         call.settle = held.settle
         pending.future = operation.answer = held.future
-        if near.begin(call):
+        try:
+            begun = near.begin(call)
+        except BaseException:  # of a signal handler: the caller gets no handle that it could cancel
+            held.future.cancel()
+            raise
+        if begun:
             pending.near = near, call
             return True
         self.runtime.let_go(held.future)

@@ -14,6 +14,11 @@ thread, as an execution of the communicator's (`LargeReduction`).
     over        taken out of `_calls`, once, under the lock, by whoever ends it: with its result by the thread that has
                 taken it; with an error by the engine. Then its future is settled
 
+An exception of a signal handler (Ctrl-C) may come between any two steps of a caller's thread. So what has been taken
+stands in `_taken` until it has been settled, and the engine, which no signal interrupts, settles what stands there; and
+where the steps themselves were interrupted the view ends, because nobody knows what is half done. The call that was
+being made is cancelled by its caller, which ends the view as well.
+
 The order of the calls. All calls of the group of all ranks have their numbers from here (`number`), whichever way they
 go. A small call carries its number in its slot, one over QUIC in its announcement. Where two ranks call different
 things that are both small, the slots differ. Where one calls what is small and another what is not, that one announces
@@ -44,6 +49,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from quicoll.engine.looking import LOOK_NS, QUESTION_NS, Looks
+from quicoll.errors import LocalError
 from quicoll.local.large import Reduce, reduce_in_chunks
 from quicoll.local.layout import BACK, CONSUMED, FRONT, PUBLISHED, ROOM, STAGE, WAKE
 from quicoll.local.small import SmallCall, SmallCalls
@@ -155,6 +161,7 @@ class Neighbourhood:
         self._lock = threading.Lock()
         self._numbers = 0
         self._calls: dict[int, NearCall] = {}
+        self._taken: dict[int, NearCall] = {}  # out of `_calls`, and not known to be settled
         self._broken = False  # a small call has failed, and the engine is to be told, or was
         self._front = False  # somebody sleeps in front
         self._large_waits = False  # the engine is to be woken for large ones
@@ -186,6 +193,7 @@ class Neighbourhood:
 
     def end(self) -> list[NearCall]:
         """Stop for good, and let go of all that the host has given. Return the calls under way, in their order."""
+        self._settle()
         with self._lock:
             if not self.whole:
                 return []
@@ -275,11 +283,11 @@ class Neighbourhood:
                 return False
             self._calls[call.small.number] = call
             self._small.add(call.small)
-            taken = self._advance()
+            self._advance()
             if self._calls or self._bits:
                 self._tell_wakes()
-                taken += self._advance()
-        _settle(taken)
+                self._advance()
+        self._settle()
         return True
 
     def look(self, call: NearCall) -> bool:
@@ -327,9 +335,9 @@ class Neighbourhood:
                 call.attended = False  # one at a time: the engine goes on for the others
             self._front = self._front or call.attended
             self._tell_wakes()
-            taken = self._advance()
+            self._advance()
             self._rest()
-        _settle(taken)
+        self._settle()
 
     def _rest(self) -> None:
         """Nobody sleeps in a loop where no call is under way. Under the lock."""
@@ -341,9 +349,9 @@ class Neighbourhood:
         with self._lock:
             if not self.whole:
                 return
-            taken = self._advance()
+            self._advance()
             self._rest()
-        _settle(taken, idle=True)
+        self._settle(idle=True)
 
     def block(self, call: NearCall, timeout: float | None) -> None:
         """Block this thread until a call has ended, or for `timeout` seconds, or for a second."""
@@ -359,8 +367,8 @@ class Neighbourhood:
             else:
                 call.attended = False  # one at a time: the engine goes on for the others
             self._tell_wakes()
-            taken = self._advance()
-        _settle(taken)
+            self._advance()
+        self._settle()
         if not sleeps:
             return
         try:
@@ -377,30 +385,49 @@ class Neighbourhood:
 
     def _go_on(self) -> None:
         with self._lock:
-            taken = self._advance() if self._calls and self.whole else []
-        if taken:
-            _settle(taken)
+            if self._calls and self.whole:
+                self._advance()
+        self._settle()
 
-    def _advance(self) -> list[NearCall]:
+    def _advance(self) -> None:
         """Take the small calls as far as they go, and wake who waits for that. Under the lock; `_settle` follows."""
         small = self._small
         published, consumed = small.published, small.consumed
         try:
-            taken = [self._calls.pop(each.number, None) for each in small.advance()]
-            return [call for call in taken if call is not None]  # None: it was cancelled
+            small.advance()
         except Exception as error:
-            if not self._broken:
-                self._broken = True
-                with contextlib.suppress(RuntimeError):  # the engine's loop is closed: all calls have ended
-                    self._loop.call_soon_threadsafe(self._failed, error)
-            return []
+            self._fail_soon(error)
+        except BaseException as raised:  # of a signal handler, in the middle of anything
+            text = f"{type(raised).__name__} of a signal handler came in the middle of it"
+            self._fail_soon(LocalError(text, usable=False))
+            raise
         finally:
+            while self._calls:
+                number, call = next(iter(self._calls.items()))
+                if not call.small.done:  # nor is a later one
+                    break
+                self._taken[number] = call
+                del self._calls[number]
             if small.published != published:
                 self._wake(PUBLISHED, published)
             if small.consumed != consumed:
                 self._wake(CONSUMED, consumed)
 
+    def _settle(self, *, idle: bool = False) -> None:
+        """Settle what has been taken; without the lock. idle: as `Settle` has it. Of two threads the first one does."""
+        while self._taken:
+            for number, call in list(self._taken.items()):
+                call.settle(call.small.number, None, idle)
+                self._taken.pop(number, None)
+
+    def _fail_soon(self, error: Exception) -> None:
+        if not self._broken:
+            self._broken = True
+            with contextlib.suppress(RuntimeError):  # the engine's loop is closed: all calls have ended
+                self._loop.call_soon_threadsafe(self._failed, error)
+
     def _failed(self, error: Exception) -> None:
+        self._settle()
         if self.whole and self._overseer is not None:
             first = next(iter(self._calls.values()), None)
             self._overseer.near_failed(first, error)
@@ -519,12 +546,6 @@ class Neighbourhood:
 
     def _reached(self, stage: int) -> bool:
         return all(self._large_memory.load(rank, STAGE) >= stage for rank in self._peers)
-
-
-def _settle(taken: Sequence[NearCall], *, idle: bool = False) -> None:
-    """Settle calls that have been taken; without the lock. idle: as `Settle` has it."""
-    for call in taken:
-        call.settle(call.small.number, None, idle)
 
 
 class LargeReduction:

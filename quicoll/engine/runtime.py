@@ -605,7 +605,7 @@ class _ThreadAnswer(concurrent.futures.Future[T]):
         return True
 
     def settle(self, value: Any, error: BaseException | None) -> None:
-        if not self.set_running_or_notify_cancel():
+        if not self.running() and not self.set_running_or_notify_cancel():  # running: one before was interrupted
             return
         if error is not None:
             self.set_exception(error)
@@ -624,9 +624,22 @@ class HeldAnswer:
 
     def settle(self, value: int | None, error: BaseException | None, idle: bool) -> None:
         """Settle it, once, on any thread. idle: this is the future's own loop that calls, and no task of it runs."""
+        try:
+            if self._runtime.let_go(self.future):
+                self._give(value, error, idle)
+        except BaseException:  # of a signal handler; it interrupts the main thread alone, and never the engine's
+            with contextlib.suppress(RuntimeError):  # the loop has been closed, and all calls have ended
+                self._runtime.loop.call_soon_threadsafe(self._settle_for_another, value, error)
+            raise
+
+    def _settle_for_another(self, value: int | None, error: BaseException | None) -> None:
+        """On the engine's thread, in the place of one that was interrupted in the middle."""
+        self._runtime.let_go(self.future)
+        if not self.future.done():
+            self._give(value, error, idle=False)
+
+    def _give(self, value: int | None, error: BaseException | None, idle: bool) -> None:
         future = self.future
-        if not self._runtime.let_go(future):
-            return
         if isinstance(error, asyncio.CancelledError):
             error = LocalError("the engine is closed", usable=False)
         if isinstance(future, _ThreadAnswer) or _loop_here() is not future.get_loop():

@@ -495,3 +495,45 @@ def test_a_thread_that_waits_for_a_blocked_engine_gets_an_error() -> None:
 async def test_the_inline_runtime_has_no_thread_to_wait_for() -> None:
     with pytest.raises(LocalError, match="shares the loop of its caller"):
         InlineRuntime().submit(beginning(sleep_for_ever), SENDER)
+
+
+@pytest.mark.parametrize("in_loop", [True, False])
+@pytest.mark.parametrize("after", ["let_go", "settle"])
+async def test_an_answer_whose_settling_is_interrupted_is_settled_by_the_engine(
+    in_loop: bool, after: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a signal handler, between any two steps."""
+    runtime = ThreadRuntime("test")
+    held = runtime.hold(NothingBegun(), in_loop=in_loop)
+    future: Any = held.future
+    if after == "let_go":
+        let_go = runtime.let_go
+
+        def interrupted(answer: Any) -> bool:
+            if let_go(answer):
+                raise KeyboardInterrupt
+            return False
+
+        monkeypatch.setattr(runtime, "let_go", interrupted)
+    else:
+        name = "settle_here" if in_loop else "set_result"
+        monkeypatch.setattr(future, name, lambda *_: pytest.fail("twice") if raised else interrupt())
+        raised: list[None] = []
+
+        def interrupt() -> None:
+            raised.append(None)
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        held.settle(7, None, False)
+    assert await (future if in_loop else asyncio.wrap_future(future)) == 7
+    assert not runtime._calls
+    await runtime.aclose()
+
+
+class NothingBegun:
+    """What is not cancelled."""
+
+    def cancel(self) -> None:
+        pytest.fail("it was cancelled")
