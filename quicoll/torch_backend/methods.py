@@ -106,8 +106,9 @@ class Methods:
     def allreduce(self, tensors: Any, opts: Any = None, *more: Any, **named: Any) -> OperationWork:
         """Reduce each tensor in place over all ranks."""
         given, asked = listed(tensors), read_options(opts, *more, **named)
-        if any(tensor.is_sparse for tensor in given):
-            return self._allreduce_sparse(given, asked)
+        for tensor in given:
+            if tensor.is_sparse:
+                return self._allreduce_sparse(given, asked)
         return self._reduced("all_reduce", given, asked)
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None, **named: Any) -> OperationWork:
