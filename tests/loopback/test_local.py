@@ -298,7 +298,7 @@ async def test_a_call_that_is_cancelled_ends_the_view_for_all() -> None:
 
 async def until(true: Callable[[], bool]) -> None:
     async with asyncio.timeout(60):
-        while not true():
+        while not true():  # noqa: ASYNC110 - nobody tells of what a rank has noted
             await asyncio.sleep(0.01)
 
 
