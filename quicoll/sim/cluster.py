@@ -410,7 +410,7 @@ class Simulation:
                 hosts = self._fleet.hosts
                 if hosts is None:
                     raise AssertionError("events are checked before the run")
-                hosts.arm(machine.name, fault.what)
+                hosts.arm(machine.name, fault.what, fault.after)
             case scenario.CorruptPayloads():
                 if machine.faults is None:
                     return False

@@ -12,9 +12,9 @@ neighbours, neighbourhood, the steps of a meeting, and both protocols in memory.
 
 Faults of one process (quicoll.sim.scenario.events.MemoryFault), until they are mended:
 
-    spoil       some of the next payloads that it reads of others have another bit
+    spoil       one of the payloads that it reads of others has another bit
     full        there is no memory for its segment
-    kill        it is killed at one of its next steps, in memory or of a meeting
+    kill        it is killed just before one of its steps: a store, or a step of a meeting
     late        wake-ups for it take up to a fifth of a second
 
 Invariants: what befalls a host draws from generators of its own (`hosts/...`), so a world without shared hosts is the
@@ -62,23 +62,20 @@ _STEP_NS = (1_000, 300_000)  # that a step of a meeting takes
 _WAKE_NS = (2_000, 200_000)
 _LATE_NS = 200_000_000
 _END_NS = (20_000, 30_000_000)  # from the end of a process until others hear of it: its memory is given back first
-_KILL_WITHIN = 400  # steps
 _NO_SPACE = 28
 
 
 class SimHosts:
     """All shared hosts of a world.
 
-    where: the host of each node; nodes that are not in it share none. on_step: called with the node and a word before
-    each step of a meeting and each store, for tests that do something there. injected: faults that have come to
-    something, by kind.
+    where: the host of each node; nodes that are not in it share none. injected: faults that have come to something, by
+    kind.
     """
 
     def __init__(self, timeline: Timeline, where: Mapping[str, str]) -> None:
         self.timeline = timeline
         self.where = dict(where)
         self.places: dict[bytes, SimPlace] = {}
-        self.on_step: Callable[[str, str], None] = lambda node, what: None
         self.injected: dict[str, int] = {}
         self.draw = timeline.rng("hosts/times")
         self._chance = timeline.rng("hosts/faults")
@@ -114,48 +111,46 @@ class SimHosts:
 
     # -- faults --------------------------------------------------------------------------------------------------
 
-    def arm(self, node: str, what: str) -> None:
-        """Let a fault befall a node."""
-        count = {"kill": 1 + int(_KILL_WITHIN * self._chance.random()), "spoil": 1 + int(3 * self._chance.random())}
-        self._armed.setdefault(node, {})[what] = count.get(what, 1)
+    def arm(self, node: str, what: str, after: int) -> None:
+        """Let a fault befall a node: the use of this number from now on, where it befalls one use."""
+        self._armed.setdefault(node, {})[what] = after
 
     def mend(self, node: str) -> None:
         """Let all be well with a node from now on."""
         self._armed.pop(node, None)
 
     def suffers(self, node: str, what: str) -> bool:
-        """Return whether a fault befalls a node, and note that it has come to something."""
+        """Return whether a fault befalls what a node does now."""
         if what not in self._armed.get(node, ()):
             return False
-        self.injected[f"memory_{what}"] = self.injected.get(f"memory_{what}", 0) + 1
+        self._note(what)
         return True
 
     def spoils(self, node: str) -> int | None:
         """Return the number of a bit that is another in what a node reads now; None: all is as it was written."""
-        if "spoil" not in self._armed.get(node, ()):
-            return None
-        if self._chance.random() < 0.5:  # which of them
-            return None
-        self.suffers(node, "spoil")
-        left = self._armed[node]["spoil"] - 1
-        self._armed[node]["spoil"] = left
-        if not left:
-            del self._armed[node]["spoil"]
-        return int(self._chance.random() * (1 << 30))
+        return int(self._chance.random() * (1 << 30)) if self._strikes(node, "spoil") else None
 
-    def step(self, process: SimProcess, what: str) -> None:
+    def step(self, process: SimProcess) -> None:
         """A process takes a step. Raises Halted where it is killed there, or was before."""
-        if not process.dead:
-            self.on_step(process.node, what)
-        armed = self._armed.get(process.node)
-        if armed is not None and "kill" in armed and not process.dead:
-            armed["kill"] -= 1
-            if not armed["kill"]:
-                self.suffers(process.node, "kill")
-                del armed["kill"]
-                process.on_killed()
+        if not process.dead and self._strikes(process.node, "kill"):
+            process.on_killed()
         if process.dead:
             raise Halted("the process was ended in the middle of what it does on its host")
+
+    def _strikes(self, node: str, what: str) -> bool:
+        """A use is made; return whether it is the one that a fault was to befall."""
+        armed = self._armed.get(node)
+        if armed is None or what not in armed:
+            return False
+        armed[what] -= 1
+        if armed[what]:
+            return False
+        del armed[what]
+        self._note(what)
+        return True
+
+    def _note(self, what: str) -> None:
+        self.injected[f"memory_{what}"] = self.injected.get(f"memory_{what}", 0) + 1
 
 
 class SimProcess:
@@ -223,7 +218,7 @@ class SimMemory:
         return int.from_bytes(self._segments[rank].data[8 * word : 8 * word + 8], "little")
 
     def store(self, word: int, value: int) -> None:
-        self._hosts.step(self._process, "store")
+        self._hosts.step(self._process)
         self._segments[self.rank].data[8 * word : 8 * word + 8] = value.to_bytes(8, "little")
 
     def fence(self) -> None:
@@ -236,13 +231,13 @@ class SimMemory:
         return bytes(found)
 
     def write(self, at: int, data: bytes | memoryview) -> None:
-        self._hosts.step(self._process, "write")
+        self._hosts.step(self._process)
         self._segments[self.rank].data[at : at + len(data)] = data
 
     def view(self, rank: int, at: int, size: int) -> Array:
         found = self._segments[rank].array[at : at + size]
         if rank == self.rank:
-            self._hosts.step(self._process, "view")  # it is about to be written
+            self._hosts.step(self._process)  # it is about to be written
         elif size and (bit := self._hosts.spoils(self._process.node)) is not None:
             found = found.copy()
             found[bit // 8 % size] ^= 1 << bit % 8
@@ -471,7 +466,7 @@ class SimPlace:
     async def _answer(self, step: MeetingStep, lines: list[_Line], until: float) -> Any:
         """Do what is asked, in its time. Raises OSError."""
         await asyncio.sleep(self._hosts.delay_ns(_STEP_NS) / 1e9)
-        self._hosts.step(self.process, type(step).__name__)
+        self._hosts.step(self.process)
         if self.process.loop.time() >= until:
             raise TimeoutError("not in time")
         match step:

@@ -358,16 +358,18 @@ class DiskFault:
 
 @dataclass(frozen=True, slots=True)
 class MemoryFault:
-    """What the worker does in the memory of a host that it shares fails, until the healing: some of what it reads next
-    has another bit ("spoil"); there is no memory for it ("full"); its process gets a "kill" in the middle of what it
-    does there; who wakes it does so "late".
+    """What the worker does on a host that it shares fails, until the healing: one of the payloads that it reads there
+    has another bit ("spoil"), the one of this number from now on (`after`); it gets a "kill" at the step of this
+    number, in memory or of a meeting; there is no memory for it ("full"); who wakes it does so "late".
     """
 
     node: str
     what: str
+    after: int = 1
 
     def source(self) -> str:
-        return f"memory({_node(self.node)}, {_text(self.what)})"
+        after = f", after={self.after}" if self.after != 1 else ""
+        return f"memory({_node(self.node)}, {_text(self.what)}{after})"
 
 
 @dataclass(frozen=True, slots=True)

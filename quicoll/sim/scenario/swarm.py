@@ -468,7 +468,9 @@ class _Builder:
         begin = _FORMED * self._settings.conditions.latency_ns if draw.chance(0.7) else 0
         for _ in range(draw.one_of((1, 1, 2, 3))):
             at_ns = begin + round(self._horizon * draw.between(0.0, 1.0))
-            self._put(at_ns, MemoryFault(draw.one_of(self._workers), draw.one_of(MEMORY_FAULTS)))
+            node, what = draw.one_of(self._workers), draw.one_of(MEMORY_FAULTS)
+            most = {"spoil": 60.0, "kill": 600.0}.get(what)
+            self._put(at_ns, MemoryFault(node, what, round(draw.log_between(1.0, most)) if most else 1))
 
     def healed(self) -> tuple[ScenarioEvent, ...]:
         """All events in their order, with a healing at the end."""
