@@ -489,6 +489,8 @@ class Neighbourhood:
         memory = self._large_memory
         while self._larges and self.whole:
             large = self._larges[0]
+            if large.failed:  # until it is closed, as all that come after it
+                return
             before = memory.load(self.rank, STAGE)
             if large.needs and not self._reached(large.needs):
                 if self._large_waits:

@@ -339,6 +339,31 @@ async def test_bits_that_change_after_they_were_written_are_found(ranks: Ranks) 
 
 
 @on_both
+async def test_a_large_reduction_that_has_failed_is_not_gone_on_with_and_neither_is_one_after_it(ranks: Ranks) -> None:
+    met = await ranks.meet(2)
+    sides = [Side(ranks, each) for each in met]
+    troubles: list[Any] = []
+    ranks.loop.set_exception_handler(lambda loop, context: troubles.append(context))
+    values = np.ones(600_000)
+
+    def refuse(values: Sequence[Any], out: Any) -> None:
+        raise MemoryError("no room for it")
+
+    tried = ranks.loop.create_future()
+    failing = sides[0].near.reduce(values, np.empty_like(values), refuse, partial(tried.set_result, None))
+    sides[0].reduce(values)
+    sides[1].reduce(values)
+    await tried
+    for _ in range(5):  # it is woken, and time passes
+        met[1].wakes.ring(0, front=False)
+        await _later()
+    with pytest.raises(MemoryError):
+        failing.finished()
+    _end(sides)
+    assert troubles == []
+
+
+@on_both
 async def test_counts_that_cannot_be_are_found(ranks: Ranks) -> None:
     met = await ranks.meet(2)
     met[0].memory.store(PUBLISHED, 10_000)
