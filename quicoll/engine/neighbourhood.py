@@ -550,6 +550,7 @@ class Neighbourhood:
             try:
                 end = large.go_on(memory, self._stage)
             except Exception as error:
+                self._larges.clear()  # none of them goes on, whatever becomes of the view
                 if self._overseer is not None:
                     self._overseer.near_failed(large.call, error)
                 return

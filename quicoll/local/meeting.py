@@ -17,7 +17,8 @@ and is sent the answer, or thrown the OSError. `meet_all` answers by sockets, on
 answers on a virtual clock; and tests end a rank at each of the steps. Nobody waits for each other in a circle: a rank
 dials those below it in their order, and answers only then, so the lowest one that is left always answers.
 
-Failure cases: a stranger dials (another user, or without the secrets): shut out, the meeting goes on. A peer says
+Failure cases: a stranger dials (another user, or without the secrets), and hangs up when it likes: shut out, the
+meeting goes on; one of the same user that says nothing costs the meeting, and can do worse elsewhere. A peer says
 nothing, is killed, or sends what is no descriptor: the meeting fails at its deadline at the latest, and what came is
 given back by who answers the steps. It ends by that deadline.
 """
@@ -194,19 +195,26 @@ def meeting_steps(
             line = yield Dial(places[peer].name)
             yield from _recognise(line)
             yield Say(line, _RANK.pack(rank))
-            found[peer] = yield from _exchange(line, view_id, rank, peer, places, secrets)
+            yield from _prove(line, view_id, rank, peer, places, secrets)
+            found[peer] = yield from _exchange(line)
             yield HangUp(line)
         while len(found) < len(places):
             whom = f"ranks {', '.join(str(each) for each in sorted(places) if each not in found)}"
             line = yield Admit()
+            proved = False
             try:
                 yield from _recognise(line)
                 said = yield Hear(line, _RANK.size + 1)
                 peer = _RANK.unpack(said)[0] if len(said) == _RANK.size else rank
                 if peer > rank and peer in places and peer not in found:
-                    found[peer] = yield from _exchange(line, view_id, rank, peer, places, secrets)
-            except _Stranger:
+                    yield from _prove(line, view_id, rank, peer, places, secrets)
+                    proved = True
+            except TimeoutError:
+                raise
+            except (OSError, _Stranger):  # who hangs up before that is nobody, whichever rank it says it is
                 pass
+            if proved:
+                found[peer] = yield from _exchange(line)
             yield HangUp(line)
     except (OSError, ValueError, _Stranger) as error:
         raise MeetingFailed(f"{whom} not met: {error}") from error
@@ -219,18 +227,21 @@ def _recognise(line: Any) -> Generator[MeetingStep, Any, None]:
         raise _Stranger("another user is at its socket")
 
 
-def _exchange(
+def _prove(
     line: Any,
     view_id: int,
     rank: int,
     peer: int,
     places: Mapping[int, MeetingPlace],
     secrets: Mapping[int, bytes],
-) -> Generator[MeetingStep, Any, tuple[Any, ...]]:
+) -> Generator[MeetingStep, Any, None]:
     yield Say(line, _proof(secrets, places, view_id, peer, rank))
     shown = yield Hear(line, 64)
     if not hmac.compare_digest(shown, _proof(secrets, places, view_id, peer, peer)):
         raise _Stranger("it does not know the secrets")
+
+
+def _exchange(line: Any) -> Generator[MeetingStep, Any, tuple[Any, ...]]:
     process = yield Identify(line)
     yield Give(line)
     taken = yield Take(line)
