@@ -50,6 +50,7 @@ __all__ = [
     "Cancellable",
     "Gathering",
     "HeldAnswer",
+    "HeldInline",
     "InlineRuntime",
     "Runtime",
     "Start",
@@ -99,7 +100,7 @@ class Runtime(Protocol):
         timeout: float | None,
         attended: Callable[[float | None], None] | None = None,
     ) -> bool: ...
-    def hold(self, begun: Cancellable, *, in_loop: bool) -> HeldAnswer: ...
+    def hold(self, begun: Cancellable, *, in_loop: bool) -> HeldAnswer | HeldInline: ...
     def let_go(self, answer: Any) -> bool: ...
     async def aclose(self) -> None: ...
 
@@ -682,6 +683,26 @@ class _InlineAnswer(asyncio.Future[T]):
             self.set_result(value)
 
 
+class HeldInline:
+    """As `HeldAnswer`, where the engine is on its caller's loop."""
+
+    __slots__ = ("_loop", "future")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, begun: Cancellable) -> None:
+        """Make a future; `begun` is cancelled with it."""
+        self._loop = loop
+        self.future: _InlineAnswer[int] = _InlineAnswer(loop=loop)
+        self.future.begun = begun
+        self.future.starting = False
+
+    def settle(self, value: int | None, error: BaseException | None, idle: bool) -> None:
+        """Settle it, once, on its loop. What the caller is in the middle of goes on before, unless it is idle."""
+        if idle:
+            self.future.settle(value or 0, error)
+        else:
+            self._loop.call_soon(self.future.settle, value or 0, error)
+
+
 class _Begun(asyncio.Task[T]):
     """A task that has taken its first step before it can be cancelled, as those of another thread have.
 
@@ -732,8 +753,11 @@ class InlineRuntime:
     ) -> bool:
         raise LocalError("the engine shares the loop of its caller: there is no thread to wait for")
 
-    def hold(self, begun: Cancellable, *, in_loop: bool) -> HeldAnswer:
-        raise LocalError("the engine shares the loop of its caller: nothing is begun beside it")
+    def hold(self, begun: Cancellable, *, in_loop: bool) -> HeldInline:
+        """As a runtime with a thread has it, for a caller on its loop."""
+        if not in_loop:
+            raise LocalError("the engine shares the loop of its caller: there is no thread to wait for")
+        return HeldInline(self.loop, begun)
 
     def let_go(self, answer: Any) -> bool:
         return False
