@@ -48,6 +48,9 @@ class _Engine:
 
     endpoint = _Nothing()
 
+    def near(self, view_id: int) -> None:
+        """The two ranks share no host."""
+
     def collective(self, view_id: int, call: object, ended: Callable[..., None], **how: Any) -> None:
         ended(0, None)
 

@@ -61,6 +61,7 @@ class JoinSettings(TypedDict, total=False):
     transport_events: bool | None
     qlog: str | os.PathLike[str] | None
     local: bool | None
+    engine_share: float | None
     deny: str | os.PathLike[str] | None
 
 
@@ -104,6 +105,13 @@ def _seconds(value: Any) -> float:
     given = float(value)
     if not 0 < given < MAX_SECONDS:
         raise ValueError("must be above 0 and below a million seconds")
+    return given
+
+
+def _part(value: Any) -> float:
+    given = float(value)
+    if not 0.01 <= given <= 1:
+        raise ValueError("must be from 0.01 to 1")
     return given
 
 
@@ -193,6 +201,7 @@ _FIELDS: dict[str, _Field] = {
     "transport_events": _Field(_switch, False),
     "qlog": _Field(_text, None),
     "local": _Field(_switch, True),
+    "engine_share": _Field(_part, 0.07),
     "deny": _Field(_text, None),
 }
 
@@ -271,6 +280,8 @@ class Config:
             as well.
         qlog: Directory for a qlog trace of each QUIC connection; None writes none, as it costs CPU time.
         local: Whether ranks that share a host hand each other what they can through its memory.
+        engine_share: Part of the time that the engine's thread takes at most while other threads of the program compute
+            and none waits for it; 1 is no bound.
         deny: File of SHA-256 fingerprints of certificates that may not come in; None denies none.
         sources: By setting, where its value came from.
     """
@@ -300,6 +311,7 @@ class Config:
     transport_events: bool
     qlog: str | None
     local: bool
+    engine_share: float
     deny: str | None
     sources: Mapping[str, str]
 

@@ -21,9 +21,9 @@ from quicoll.checks import whole
 from quicoll.config import Config, JoinSettings
 from quicoll.engine.runtime import Runtime, ThreadRuntime
 from quicoll.engine.start import start_with
+from quicoll.engine.this_host import ThisHost
 from quicoll.errors import LocalError
 from quicoll.job import Job
-from quicoll.local.meeting import host_here
 from quicoll.local.memory import unusable
 from quicoll.membership.incarnation import CHANCE_BYTES, first
 from quicoll.membership.journal import MemoryJournal
@@ -282,6 +282,6 @@ async def _start_rank(home: _Home, service: CoordinatorService, settings: JoinSe
         incarnation=home.incarnation,
         observers=(home.observer,),
         runtime=home.runtime,
-        host=host_here() if config.local and not unusable() else "",
+        host=ThisHost.here() if config.local and not unusable() else None,
     )
     return config, engine

@@ -13,18 +13,27 @@ from quicoll.errors import LocalError
 
 __all__ = ["RIVALS", "WORKS", "Case", "Programme", "size_text"]
 
-WORKS = ("transfer", "allreduce", "latency", "step")
-"""transfer: a message between two processes. allreduce: sums by size. latency: the smallest operations. step: steps."""
+WORKS = ("transfer", "allreduce", "sharded", "latency", "step")
+"""transfer: a message between two processes. allreduce: sums by size. sharded: what sharded training is made of, by
+size. latency: the smallest operations. step: steps."""
 
-RIVALS = {"transfer": ("aioquic",), "allreduce": ("gloo",), "latency": ("gloo",), "step": ("gloo",)}
+RIVALS = {
+    "transfer": ("aioquic",),
+    "allreduce": ("gloo",),
+    "sharded": ("gloo",),
+    "latency": ("gloo",),
+    "step": ("gloo",),
+}
 """With what a work can be compared: stock aioquic, or torch.distributed's Gloo over TCP."""
 
 _SIZES = {
     "transfer": (64 << 10, 1 << 20, 16 << 20, 64 << 20),
     "allreduce": (4, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20),
+    "sharded": (4 << 10, 1 << 20, 16 << 20),
     "latency": (4, 4 << 10),
     "step": (0, 1 << 20),
 }
+_KINDS = {"transfer": ("transfer",), "sharded": ("all_gather", "reduce_scatter", "broadcast"), "step": ("step",)}
 _LARGEST = 4 << 30
 
 
@@ -34,8 +43,8 @@ class Case:
 
     Attributes:
         name: For people: "all_reduce 16 MiB".
-        kind: transfer, all_reduce, barrier or step.
-        size: Bytes of the tensor or message; 0 where there is none.
+        kind: transfer, all_reduce, all_gather, reduce_scatter, broadcast, barrier or step.
+        size: Bytes of the tensor or message, of all ranks' parts of it together; 0 where there is none.
     """
 
     name: str
@@ -92,8 +101,7 @@ class Programme:
             least = 0 if work == "step" else 1
             if not least <= size <= _LARGEST:
                 raise LocalError(f"{work} takes sizes from {least} B to {size_text(_LARGEST)}, not {size_text(size)}")
-            kind = {"transfer": "transfer", "step": "step"}.get(work, "all_reduce")
-            found.append(Case(_name(kind, size), kind, size))
+            found += [Case(_name(kind, size), kind, size) for kind in _KINDS.get(work, ("all_reduce",))]
         if work == "latency":
             found.insert(0, Case("barrier", "barrier", 0))
         return cls(work, rivals, tuple(found), rounds, datagram_bytes=datagram_bytes)

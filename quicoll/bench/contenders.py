@@ -86,8 +86,9 @@ class Quicoll(Contender):
         self._out = self._tensor
 
     async def prepare(self, case: Case) -> None:
-        self._tensor = np.ones(max(1, case.size // 4), np.float32)
-        self._out = np.empty_like(self._tensor)
+        whole, part = _elements(case, self._job.world_size)
+        self._tensor = np.ones(part if case.kind == "all_gather" else whole, np.float32)
+        self._out = np.empty(part if case.kind == "reduce_scatter" else whole, np.float32)
 
     async def call(self, case: Case) -> None:
         group = self._job.group
@@ -96,6 +97,12 @@ class Quicoll(Contender):
                 await group.barrier()
             case "all_reduce":
                 await group.all_reduce(self._tensor, out=self._out)
+            case "all_gather":
+                await group.all_gather(self._tensor, out=self._out)
+            case "reduce_scatter":
+                await group.reduce_scatter(self._tensor, out=self._out)
+            case "broadcast":
+                await group.broadcast(self._tensor, out=self._out)
             case "step":
                 async with self._job.step():
                     if case.size:
@@ -115,7 +122,7 @@ class Gloo(Contender):
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
-        self._tensor = torch.zeros(0)
+        self._tensor = self._out = torch.zeros(0)
 
     @classmethod
     async def joined(cls, job: Job) -> Gloo:
@@ -144,13 +151,22 @@ class Gloo(Contender):
         return cls(torch)
 
     async def prepare(self, case: Case) -> None:
-        self._tensor = self._torch.ones(max(1, case.size // 4))
+        whole, part = _elements(case, self._torch.distributed.get_world_size())
+        self._tensor = self._torch.ones(part if case.kind == "all_gather" else whole)
+        self._out = self._torch.ones(part if case.kind == "reduce_scatter" else whole)
 
     async def call(self, case: Case) -> None:
         distributed = self._torch.distributed
-        if case.size:
-            distributed.all_reduce(self._tensor)
-            self._tensor.fill_(1.0)  # it is reduced in place, and would overflow
+        match case.kind:
+            case "all_gather":
+                distributed.all_gather_into_tensor(self._out, self._tensor)
+            case "reduce_scatter":
+                distributed.reduce_scatter_tensor(self._out, self._tensor)
+            case "broadcast":
+                distributed.broadcast(self._tensor, src=0)
+            case _ if case.size:
+                distributed.all_reduce(self._tensor)
+                self._tensor.fill_(1.0)  # it is reduced in place, and would overflow
         if not case.size or case.kind == "step":
             distributed.barrier()
 
@@ -254,6 +270,12 @@ class StockAioquic(Contender):
             await self._sender.aclose()
         if self._receiver is not None:
             self._receiver.close()
+
+
+def _elements(case: Case, world: int) -> tuple[int, int]:
+    """Return how many float32 a case's tensor has, a multiple of the ranks where it is divided, and a rank's part."""
+    part = max(1, case.size // 4 // world)
+    return (part * world if case.kind in ("all_gather", "reduce_scatter") else max(1, case.size // 4)), part
 
 
 def _free_port() -> int:

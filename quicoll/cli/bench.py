@@ -42,7 +42,7 @@ def register(app: typer.Typer) -> None:
 
 
 def bench(
-    work: Annotated[str, typer.Argument(help="transfer, allreduce, latency or step.", show_default=False)],
+    work: Annotated[str, typer.Argument(help="transfer, allreduce, sharded, latency or step.", show_default=False)],
     versus: Annotated[
         str | None,
         typer.Option("--vs", help="With whom to compare, with commas: gloo (needs torch); aioquic for transfer."),
@@ -64,8 +64,9 @@ def bench(
 ) -> None:
     """Measure quicoll on this machine, beside Gloo or stock aioquic, pair by pair in one run.
 
-    transfer sends a message from one process to another, allreduce sums tensors of many sizes, latency times the
-    smallest operations, and step a step with its vote. Exit status 0 when all was measured.
+    transfer sends a message from one process to another, allreduce sums tensors of many sizes, sharded times
+    all_gather, reduce_scatter and broadcast, latency the smallest operations, and step a step with its vote. Exit
+    status 0 when all was measured.
     """
     from quicoll.bench.cases import WORKS, Programme
     from quicoll.bench.figures import row_of

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from quicoll.config import Config
     from quicoll.engine.communicator import Ended
     from quicoll.engine.engine import Engine
-    from quicoll.engine.neighbourhood import Neighbourhood
+    from quicoll.engine.neighbourhood import Neighbourhood, Settle
     from quicoll.engine.runtime import Cancellable, Gathering, Runtime, Start
     from quicoll.membership.view import View
 
@@ -58,7 +58,8 @@ class Pending(Generic[T]):
 
     future: of the operation's number in its group. Once that is there the result can be taken. released: done when
     the engine writes no more to an `out` that it writes in place, which after a cancellation is a moment after
-    `future`; None where it does not. near: of a small call between ranks of one host, which this may take further.
+    `future`; None where it does not. near: of a call through the memory of one host, as long as that may be small, and
+    this may take it further.
     """
 
     __slots__ = (
@@ -294,6 +295,8 @@ class CallContext:
             near = self.near(here.view_id) if here.near and group == here.scope.group_id else None
             try:
                 numbered = None if near is None else near.take_number()
+                if in_place:
+                    pending.released = concurrent.futures.Future()
                 if near is None or not self._begin_near(near, pending, within, in_loop=in_loop):
                     start: Start = partial(
                         self.engine.collective,
@@ -304,8 +307,7 @@ class CallContext:
                         step=step,
                         number=numbered,
                     )
-                    if in_place:
-                        pending.released = concurrent.futures.Future()
+                    if pending.released is not None:
                         start = partial(_releasing, start, pending.released)
                     pending.future = operation.answer = begin(start, self.engine.endpoint)
             except BaseException as error:
@@ -327,17 +329,23 @@ class CallContext:
         return self.engine.near(view_id)
 
     def _begin_near(self, near: Neighbourhood, pending: Pending[Any], timeout: float, *, in_loop: bool) -> bool:
-        """Begin an operation between ranks of one host on this thread, if it is small. Return whether it has begun."""
-        operation = pending.operation
-        small = operation.small(near.numbers - 1)
+        """Begin an operation on this thread, if it goes through the memory of one host. Return whether it has begun."""
+        operation, released = pending.operation, pending.released
+        small = operation.near_call(near.numbers - 1)
         if small is None or not near.whole:
             return False
         call = NearCall(near, small, f"{operation.name}#{small.number}", timeout=timeout, step=self.step)
         held = self.runtime.hold(call, in_loop=in_loop)
-        call.settle = held.settle
+        call.settle = held.settle if released is None else partial(_settled, held.settle, released)
         pending.future = operation.answer = held.future
-        if near.begin(call):
-            pending.near = near, call
+        try:
+            begun = near.begin(call)
+        except BaseException:  # of a signal handler: the caller gets no handle that it could cancel
+            held.future.cancel()
+            raise
+        if begun:
+            if small.fits:  # a large one is the engine's: nobody looks for its end
+                pending.near = near, call
             return True
         self.runtime.let_go(held.future)
         return False
@@ -474,6 +482,19 @@ def _forgetting(*users: dict[int, _User]) -> Callable[[_User], None]:
             each.pop(user.number, None)
 
     return gone
+
+
+def _settled(
+    settle: Settle,
+    released: concurrent.futures.Future[None],
+    number: int | None,
+    error: BaseException | None,
+    idle: bool,
+) -> None:
+    """Settle a call through memory, which is over, and say so. Two threads may: the first one settles it."""
+    with contextlib.suppress(concurrent.futures.InvalidStateError):
+        released.set_result(None)
+    settle(number, error, idle)
 
 
 def _releasing(start: Start, released: concurrent.futures.Future[None], ended: Ended) -> Cancellable | None:

@@ -141,9 +141,10 @@ class Group:
                 on the world size too, and for a list on where its tensors lie in it.
             algorithm: How the canonical order is carried out; the bits are the same. "direct": two delays and the
                 bytes of a ring. "tree": few messages for each rank. "hierarchical": crosses the way between two sites
-                (`site=` of `quicoll.join`) once. "exchange": one delay, and p - 1 times the bytes. "auto": the
-                cheapest by the cost model and what the links have measured, which the ranks agree on once in a view;
-                the first such call waits one delay more. docs/collectives.md has a table.
+                (`site=` of `quicoll.join`) once. "exchange": one delay, and p - 1 times the bytes. "local": through
+                the memory of the ranks' host. "auto": that where all ranks share one; else the cheapest by the cost
+                model and what the links have measured, which the ranks agree on once in a view; the first such call
+                waits one delay more. docs/collectives.md has a table.
             precision: "default" accumulates float16, bfloat16 and float32 in float32; "float64" in float64. Rounded
                 once. "exact": see `exact`.
             exact: Give the sum or average of the leaves as real numbers, rounded once (`quicoll.numerics.exact`). The

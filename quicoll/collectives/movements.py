@@ -13,8 +13,9 @@ from quicoll.collectives.base import rows_given, rows_text
 from quicoll.collectives.operation import Operation
 from quicoll.engine.calls import Work
 from quicoll.errors import LocalError, PeerError
+from quicoll.local.passages import Moved, Routes
 from quicoll.local.small import SmallCall
-from quicoll.numerics.buffers import argument, destination, detached
+from quicoll.numerics.buffers import argument, destination, detached, memory
 from quicoll.numerics.bundle import Bundle, Results, bundle, results, shape_text
 from quicoll.numerics.reduce import ReduceOp
 from quicoll.plan.schedule import Schedule, depends, move, require_algorithm
@@ -22,6 +23,8 @@ from quicoll.plan.schedule import Schedule, depends, move, require_algorithm
 if TYPE_CHECKING:
     from quicoll.collectives.base import GroupView
     from quicoll.engine.calls import Known
+    from quicoll.local.layout import SegmentLayout
+    from quicoll.local.small import Counts
     from quicoll.numerics.bundle import Joined
     from quicoll.numerics.dtypes import Array
     from quicoll.plan import Plan
@@ -35,9 +38,71 @@ T = TypeVar("T")
 
 
 class Movement(Operation[T]):
-    """What all movements have in common. `target`: where the result comes to lie, once its size is known."""
+    """What all movements have in common. `target`: where the result comes to lie, once its size is known. Those that
+    can go through the memory of one host define `placed`."""
 
     target: Results | None = None
+    gives = True  # whether this rank has elements for others
+
+    def way(self, algorithm: str) -> str:
+        """Return the algorithm that is taken for one that was asked for, as far as the group alone settles it.
+
+        Raises LocalError for "local" where there is no such way.
+        """
+        if algorithm == "local" and not self.here.near:
+            raise LocalError(
+                "algorithm 'local' cannot carry this out: the ranks of this group do not share a host's memory"
+            )
+        return "local" if algorithm == "auto" and self.here.near else algorithm
+
+    def through_memory(self, number: int, like: Bundle, sizes: Sequence[int] | None = None) -> SmallCall:
+        """Return it as a call through the memory of one host.
+
+        Args:
+            number: Its number in the group.
+            like: What this rank gives, where it `gives` anything.
+            sizes: Bytes that each rank gives, where all know them.
+        Raises:
+            LocalError: Counts that cannot be announced.
+        """
+        self.demand_counts()
+        rank, flat = self.here.rank, like.flat
+
+        def combine(payloads: Sequence[bytes], counts: Counts) -> None:
+            if not self.holds:
+                return
+            routes, target = self.placed(counts)
+            self.target = target
+            at, itemsize = 0, like.dtype.itemsize
+            for giver, (start, stop) in enumerate(routes.to(rank)):
+                if len(payloads[giver]) != routes.given[giver] * itemsize:
+                    why = f"gives {len(payloads[giver])} bytes where {routes.given[giver] * itemsize} belong"
+                    raise PeerError(why, rank=self.here.ranks[giver])
+                target.flat[at : at + stop - start] = np.frombuffer(payloads[giver], target.flat.dtype)[start:stop]
+                at += stop - start
+
+        def passage(layout: SegmentLayout, counts: Counts) -> Moved:
+            routes, self.target = self.placed(counts)
+            return Moved(layout, rank, routes, flat, self.target.flat, reads=self.holds)
+
+        return SmallCall(
+            number,
+            self.signature,
+            lambda: bytes(memory(flat[:])),
+            like.nbytes if self.gives else 0,
+            combine,
+            passage,
+            counts=self.counts,
+            sizes=sizes,
+            reads=self.holds,
+        )
+
+    def placed(self, counts: Counts) -> tuple[Routes, Results]:
+        """Return which elements go where, by what all have announced, and memory for those that come here.
+
+        Raises PeerError for counts that nobody may announce, LocalError where `out` does not fit.
+        """
+        raise NotImplementedError
 
     def schedule(self, collective: str, itemsize: int, **sizes: Any) -> Schedule:
         """Return the schedule of a collective. sizes: the planner's own arguments, in elements of `itemsize` bytes."""
@@ -77,15 +142,18 @@ class Broadcast(Movement[Any]):
         self.planned, self.settled, self.signature = here.prepared.get(
             ("broadcast", like.dtype, like.shapes, like.many, root, algorithm), self._prepare, algorithm
         )
-        self.measures = self.settled is None
+        self.near = self.way(algorithm) == "local"
+        self.measures = self.settled is None and not self.near
         self.target = results(out, like, recycler=here.recycler)
 
     def _prepare(self, algorithm: str) -> tuple[Schedule, Plan | None, str]:
         """Return the schedule, this rank's plan where it does not depend on the network, and the signature."""
         require_algorithm("broadcast", algorithm)
-        like = self.like
+        algorithm, like = self.way(algorithm), self.like
         schedule = self.schedule("broadcast", like.dtype.itemsize, root=self.root, elements=like.elements)
         signature = f"broadcast/{algorithm} {schedule.text} {like.text}"
+        if algorithm == "local":
+            return schedule, None, signature
         settled = schedule.settled(algorithm)
         # Now where it can be: what cannot be planned is refused before anything is sent.
         return schedule, None if settled == "auto" else schedule.plan_of(self.here.rank, settled), signature
@@ -95,6 +163,18 @@ class Broadcast(Movement[Any]):
             raise AssertionError("a broadcast without a target")
         plan = self.settled or self.planned.plan_taken(self.here.rank, "auto", known.network)
         return self.work(plan, self.like, self.target, None if self.gives else [])
+
+    def near_call(self, number: int) -> SmallCall | None:
+        if not self.near:
+            return None
+        sizes = [self.like.nbytes if rank == self.root else 0 for rank in range(self.here.world_size)]
+        return self.through_memory(number, self.like, sizes)
+
+    def placed(self, counts: Counts) -> tuple[Routes, Results]:
+        if self.target is None:
+            raise AssertionError("a broadcast without a target")
+        given = [self.like.elements if rank == self.root else 0 for rank in range(self.here.world_size)]
+        return Routes(given), self.target
 
     def result(self) -> Any:
         return self.committed()
@@ -110,6 +190,19 @@ class Rows(Movement[T]):
     """A movement of rows, (n, ...), of which only the dtype and what follows n are equal on all ranks."""
 
     gathers = True
+    algorithm = "auto"
+
+    def near_call(self, number: int) -> SmallCall | None:
+        return self.through_memory(number, self.like) if self.algorithm == "local" else None
+
+    def placed(self, counts: Counts) -> tuple[Routes, Results]:
+        rows = self.rows(counts)
+        target = self.room(rows.coming(self.here.rank) if self.holds else 0)
+        return rows.times(self.width), target
+
+    def rows(self, counts: Sequence[tuple[int, ...] | None]) -> Routes:
+        """Return which rows go where, by what all have announced. Raises PeerError for counts that nobody may."""
+        raise NotImplementedError
 
     def announce(self, x: Any, like: Bundle, rest: tuple[int, ...], head: str, out: Any) -> None:
         """Set the signature, and check `out` as far as it can be before the others' n are known.
@@ -121,7 +214,7 @@ class Rows(Movement[T]):
         self.width = math.prod(rest)
         if out is not None:
             # The first dimension is `out`'s own: it is compared when the result's is known.
-            destination(out, like.sources[0], (*tuple(getattr(out, "shape", ()))[:1], *rest))
+            destination(out, like.first, (*tuple(getattr(out, "shape", ()))[:1], *rest))
         trailing = ",".join(map(str, rest)) or "-"
         self.signature = f"{head} dtype={like.dtype} trailing={trailing} chunk_bytes={self.here.chunk_bytes}"
 
@@ -129,7 +222,7 @@ class Rows(Movement[T]):
         """Return memory for a result of so many rows."""
         # Whether `out` may be written was asked when the call was made; here, on the engine's thread, autograd has a
         # mode of its own.
-        alike = Bundle(self.like.sources[:1], many=False)
+        alike = Bundle.of(self.like.first)
         return results(detached(self.out), alike, (rows, *self.rest), recycler=self.here.recycler)
 
     def committed(self) -> Any:
@@ -164,22 +257,27 @@ class Gather(Rows[Any]):
         self.name = "all_gather" if root is None else "gather"
         self.root = root if root is None else here.checked("root", root)
         require_algorithm(self.name, algorithm)
+        self.algorithm = algorithm = self.way(algorithm)
         like = argument(x)
         shape = like.shape or (1,)
-        self.algorithm, self.counts = algorithm, (shape[0],)
+        self.counts = (shape[0],)
         self.shared = root is None
         self.holds = root is None or here.rank == self.root
         self.where = "" if root is None else f" root={self.root}"
         head = f"{self.name}/{algorithm}{self.where}"
-        self.announce(x, Bundle((like,), many=False), shape[1:], head, out if self.holds else None)
+        self.announce(x, Bundle.of(like), shape[1:], head, out if self.holds else None)
         self.measures = depends(self.name, algorithm, world=here.world_size, sites=here.sites)
 
-    def prepare(self, known: Known) -> Work:
-        rows = [row[0] if row is not None and len(row) == 1 else -1 for row in known.counts]
+    def rows(self, counts: Sequence[tuple[int, ...] | None]) -> Routes:
+        rows = [row[0] if row is not None and len(row) == 1 else -1 for row in counts]
         for rank, count in enumerate(rows):
             if count < 0:
                 raise PeerError("does not say how many rows it has", rank=self.here.ranks[rank])
             self.demand_room(count, rank)
+        return Routes(rows)
+
+    def prepare(self, known: Known) -> Work:
+        rows = self.rows(known.counts).given
         target = self.room(sum(rows) if self.holds else 0)
         parts = tuple(count * self.width for count in rows)
         root = {} if self.root is None else {"root": self.root}
@@ -212,18 +310,24 @@ class Scatter(Rows[Any]):
         like = argument(x)
         if not like.shape:
             raise LocalError("scatter divides rows; a 0-dim tensor has none")
-        self.algorithm, self.gives = algorithm, here.rank == root
+        self.algorithm = algorithm = self.way(algorithm)
+        self.gives = here.rank == root
         if self.gives:
             self.counts = rows_given(counts, like.shape[0], here.world_size)
-        self.announce(x, Bundle((like,), many=False), like.shape[1:], f"scatter/{algorithm} root={root}", out)
+        self.announce(x, Bundle.of(like), like.shape[1:], f"scatter/{algorithm} root={root}", out)
         self.measures = depends("scatter", algorithm, world=here.world_size, sites=here.sites)
+
+    def rows(self, counts: Sequence[tuple[int, ...] | None]) -> Routes:
+        rows, world = counts[self.root] or (), self.here.world_size
+        if len(rows) != world:
+            raise PeerError(f"divides its rows between {len(rows)} ranks", rank=self.here.ranks[self.root])
+        self.demand_room(sum(rows), self.root)
+        parts = [rows if rank == self.root else (0,) * world for rank in range(world)]
+        return Routes([sum(row) for row in parts], parts)
 
     def prepare(self, known: Known) -> Work:
         rows = known.counts[self.root] or ()
-        if len(rows) != self.here.world_size:
-            raise PeerError(f"divides its rows between {len(rows)} ranks", rank=self.here.ranks[self.root])
-        self.demand_room(sum(rows), self.root)
-        target = self.room(rows[self.here.rank])
+        target = self.room(self.rows(known.counts).coming(self.here.rank))
         parts = tuple(count * self.width for count in rows)
         plan = self.plan(self.algorithm, known, root=self.root, counts=parts)
         return self.work(plan, self.like, target, None if self.gives else [])
@@ -249,23 +353,28 @@ class AllToAll(Rows[Any]):
         world, parts = here.world_size, bundle(x)
         if parts.many and (counts is not None or out is not None):
             raise LocalError("a list of parts says how many rows go where: leave counts and out out")
-        if parts.many and len(parts.sources) != world:
-            raise LocalError(f"{len(parts.sources)} parts for {world} ranks")
+        if parts.many and len(parts.flats) != world:
+            raise LocalError(f"{len(parts.flats)} parts for {world} ranks")
         rest = parts.shapes[0][1:]
         if any(not shape or shape[1:] != rest for shape in parts.shapes):
             raise LocalError("all_to_all takes parts with rows, (n, ...), that differ in n alone")
         given = tuple(shape[0] for shape in parts.shapes)
         self.counts = given if parts.many else rows_given(counts, given[0], world)
         self.coming: list[int] = []  # rows for this rank, by the rank that sends them
+        self.algorithm = self.way("auto")
         self.announce(x, parts, rest, "all_to_all", out)
 
-    def prepare(self, known: Known) -> Work:
-        table = [row or () for row in known.counts]
+    def rows(self, counts: Sequence[tuple[int, ...] | None]) -> Routes:
+        table = [row or () for row in counts]
         for rank, row in enumerate(table):
             if len(row) != self.here.world_size:
                 raise PeerError(f"divides its rows between {len(row)} ranks", rank=self.here.ranks[rank])
             self.demand_room(sum(row), rank)
         self.coming = [row[self.here.rank] for row in table]
+        return Routes([sum(row) for row in table], table)
+
+    def prepare(self, known: Known) -> Work:
+        table = self.rows(known.counts).parts or ()
         target = self.room(sum(self.coming))
         counts = tuple(tuple(count * self.width for count in row) for row in table)
         return self.work(self.plan("auto", known, counts=counts), self.like, target)
@@ -287,7 +396,7 @@ class Barrier(Movement[None]):
     def __init__(self, here: GroupView) -> None:
         super().__init__(here)
         plan, self.signature = here.prepared.get(("barrier",), self._prepare)
-        nothing = bundle(np.empty(0, np.uint8))
+        self.nothing = nothing = bundle(np.empty(0, np.uint8))
         self.ready = self.work(plan, nothing, results(None, nothing), [])
 
     def _prepare(self) -> tuple[Plan, str]:
@@ -297,18 +406,17 @@ class Barrier(Movement[None]):
     def prepare(self, known: Known) -> Work:
         return self.ready
 
-    def small(self, number: int) -> SmallCall | None:
-        return SmallCall(number, self.signature, b"", (0,) * self.here.world_size, _nothing)
+    def near_call(self, number: int) -> SmallCall | None:
+        return self.through_memory(number, self.nothing, (0,) * self.here.world_size)
+
+    def placed(self, counts: Counts) -> tuple[Routes, Results]:
+        raise AssertionError("a barrier moves nothing")
 
     def result(self) -> None:
         return None
 
     def text(self) -> str:
         return "barrier"
-
-
-def _nothing(parts: Sequence[bytes]) -> None:
-    """What a barrier makes of what all give."""
 
 
 def _demand_model(name: str, x: Any, alike: str) -> None:

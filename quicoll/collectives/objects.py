@@ -11,6 +11,7 @@ import numpy as np
 
 from quicoll.collectives.movements import Movement
 from quicoll.errors import LocalError, PeerError
+from quicoll.local.passages import Routes
 from quicoll.numerics.buffers import memory
 from quicoll.numerics.bundle import bundle, results
 from quicoll.plan.schedule import depends
@@ -18,7 +19,8 @@ from quicoll.plan.schedule import depends
 if TYPE_CHECKING:
     from quicoll.collectives.base import GroupView
     from quicoll.engine.calls import Known, Work
-    from quicoll.numerics.bundle import Joined
+    from quicoll.local.small import Counts, SmallCall
+    from quicoll.numerics.bundle import Joined, Results
     from quicoll.numerics.dtypes import Array
     from quicoll.plan import Plan
 
@@ -37,8 +39,16 @@ class BroadcastObject(Movement[Any]):
         self.gives = here.rank == self.root
         self.data = _encoded(value) if self.gives else np.empty(0, np.uint8)
         self.counts = (self.data.size,)
-        self.measures = depends("broadcast", "auto", world=here.world_size, sites=here.sites)
+        self.measures = depends("broadcast", self.way("auto"), world=here.world_size, sites=here.sites)
         self.signature = f"broadcast_object root={self.root} chunk_bytes={here.chunk_bytes}"
+
+    def near_call(self, number: int) -> SmallCall | None:
+        return self.through_memory(number, bundle(self.data)) if self.here.near else None
+
+    def placed(self, counts: Counts) -> tuple[Routes, Results]:
+        size, root = _size(counts[self.root], self.here.ranks[self.root]), self.root
+        given = [size if rank == root else 0 for rank in range(self.here.world_size)]
+        return Routes(given), results(None, bundle(self.data), (size,))
 
     def prepare(self, known: Known) -> Work:
         size = _size(known.counts[self.root], self.here.ranks[self.root])
@@ -65,8 +75,15 @@ class AllGatherObject(Movement[list[Any]]):
         self.data = _encoded(value)
         self.counts = (self.data.size,)
         self.sizes: list[int] = []  # of the encoded values, by rank
-        self.measures = depends("all_gather", "auto", world=here.world_size, sites=here.sites)
+        self.measures = depends("all_gather", self.way("auto"), world=here.world_size, sites=here.sites)
         self.signature = f"all_gather_object chunk_bytes={here.chunk_bytes}"
+
+    def near_call(self, number: int) -> SmallCall | None:
+        return self.through_memory(number, bundle(self.data)) if self.here.near else None
+
+    def placed(self, counts: Counts) -> tuple[Routes, Results]:
+        self.sizes = [_size(row, rank) for row, rank in zip(counts, self.here.ranks, strict=True)]
+        return Routes(self.sizes), results(None, bundle(self.data), (sum(self.sizes),))
 
     def prepare(self, known: Known) -> Work:
         self.sizes = [_size(row, rank) for row, rank in zip(known.counts, self.here.ranks, strict=True)]

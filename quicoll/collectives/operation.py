@@ -66,11 +66,14 @@ class Operation(Generic[T]):
         """Return this rank's plan with its memory. Raises PeerError for what other ranks must not announce."""
         raise NotImplementedError
 
-    def small(self, number: int) -> SmallCall | None:
-        """Return it as a small call between ranks of one host, where it is one; asked for only between such.
+    def near_call(self, number: int) -> SmallCall | None:
+        """Return it as a call through the memory of one host, None where it goes over QUIC; asked for only between
+        ranks that share one.
 
         Args:
             number: Its number in the group.
+        Raises:
+            LocalError: Counts that cannot be announced.
         """
         return None
 
@@ -100,10 +103,14 @@ class Operation(Generic[T]):
         """Under which id the operation is counted."""
         return self.here.scope.group_id
 
-    def call(self) -> Call:
-        """Return the operation as the engine takes it. Raises LocalError for counts that cannot be announced."""
+    def demand_counts(self) -> None:
+        """Raise LocalError for counts that cannot be announced."""
         if self.counts and max(self.counts) > MAX_NUMBER:
             raise LocalError(f"{max(self.counts)} is more than can be announced; {MAX_NUMBER} is the most")
+
+    def call(self) -> Call:
+        """Return the operation as the engine takes it. Raises LocalError for counts that cannot be announced."""
+        self.demand_counts()
         scope = self.here.scope
         divides = scope.watched and (self.divides or bool(scope.name) or self.ranks is not None)
         if not scope.name:

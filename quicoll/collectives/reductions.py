@@ -13,7 +13,8 @@ from quicoll.collectives.shards import Leaves, Shards
 from quicoll.engine.calls import Work
 from quicoll.errors import LocalError
 from quicoll.local.large import canonical_tree
-from quicoll.local.layout import MAX_ITEM, SMALL_BYTES
+from quicoll.local.layout import CHUNK, MAX_ITEM, SMALL_BYTES
+from quicoll.local.passages import MIN_STEP, Reduced
 from quicoll.local.small import SmallCall
 from quicoll.numerics.buffers import empty, memory
 from quicoll.numerics.bundle import Bundle, bundle, like_text, results
@@ -31,6 +32,8 @@ from quicoll.plan.schedule import (
 if TYPE_CHECKING:
     from quicoll.collectives.base import GroupView
     from quicoll.engine.calls import Known
+    from quicoll.local.layout import SegmentLayout
+    from quicoll.local.small import Counts
     from quicoll.numerics.bundle import Joined, Results
     from quicoll.numerics.dtypes import Array
     from quicoll.plan import Plan
@@ -44,8 +47,8 @@ _Sizes: TypeAlias = "Callable[[Bundle, ElementFormat, int, tuple[Any, ...]], dic
 class _Prepared(NamedTuple):
     """What a call of a reduction came to: see quicoll.collectives.base.
 
-    elements: that travel. settled: this rank's plan, where it does not depend on the network. small: where it is a
-    small call between ranks of one host, the bytes that each rank gives; else None.
+    elements: that travel of a leaf. settled: this rank's plan, where it does not depend on the network. near: where it
+    goes through the memory of one host, the bytes that each rank gives; else None.
     """
 
     precision: Precision
@@ -55,11 +58,17 @@ class _Prepared(NamedTuple):
     schedule: Schedule
     settled: Plan | None
     signature: str
-    small: tuple[int, ...] | None = None
+    near: tuple[int, ...] | None = None
 
 
 class Reduction(Operation[Any]):
-    """What the three have in common: leaves that are alike, and how they travel."""
+    """What the three have in common: leaves that are alike, and how they travel.
+
+    rows: elements of the result for each rank, where it is divided. root: the rank that gets it, where one does.
+    """
+
+    rows: tuple[int, ...] | None = None
+    root: int | None = None
 
     def __init__(
         self,
@@ -110,7 +119,7 @@ class Reduction(Operation[Any]):
         if isinstance(x, Leaves):
             _demand_own(here, x.shards)
         self.signature = prepared.signature
-        self.measures = prepared.settled is None
+        self.measures = prepared.settled is None and prepared.near is None
 
     def write_to(self, out: Any, target: Results) -> None:
         """Settle where the result goes."""
@@ -138,6 +147,73 @@ class Reduction(Operation[Any]):
         if plan is None:
             plan = prepared.schedule.plan_taken(self.here.rank, "auto", known.network)
         return Work(plan, prepared.how.dtype, prepared.how.acc, prepared.op, self.flats, self.output)
+
+    def near_call(self, number: int) -> SmallCall | None:
+        sizes = self.prepared.near
+        if sizes is None:
+            return None
+        nbytes = sizes[self.here.rank]
+        return SmallCall(
+            number,
+            self.signature,
+            self.joined,
+            nbytes,
+            self.combine,
+            self.passage,
+            sizes=sizes,
+            reads=self.holds,
+        )
+
+    def joined(self) -> bytes:
+        """Return this rank's leaves, one after the other."""
+        return b"".join([memory(flat[:]) for flat in self.flats])
+
+    def combine(self, payloads: Sequence[bytes], counts: Counts) -> None:
+        """Reduce small leaves of all ranks, as they come in shared memory."""
+        if not self.holds:
+            return
+        prepared = self.prepared
+        storage, size = prepared.how.dtype.storage, prepared.elements
+        start, stop = 0, size
+        if self.rows is not None:
+            start = sum(self.rows[: self.here.rank])
+            stop = start + self.rows[self.here.rank]
+        leaves: list[Array] = []
+        for rank, payload in enumerate(payloads):
+            values = np.frombuffer(payload, storage)
+            held = range(len(leaves_of(rank, self.here.world_size, self.total)))
+            leaves += [values[leaf * size + start : leaf * size + stop] for leaf in held]
+        self.reduce(leaves, self.output)
+
+    def reduce(self, leaves: Sequence[Array], out: Array) -> None:
+        """Reduce some elements of all leaves, in their order."""
+        how = self.prepared.how
+        reduce_tree(
+            canonical_tree(self.total),
+            leaves.__getitem__,
+            op=self.prepared.op,
+            dtype=how.dtype,
+            acc=how.acc,
+            out=out,
+            final=True,
+            leaves=self.total,
+        )
+
+    def passage(self, layout: SegmentLayout, counts: Counts) -> Reduced:
+        """Return the way of large leaves."""
+        here = self.here
+        return Reduced(
+            layout=layout,
+            rank=here.rank,
+            held=[len(leaves_of(rank, here.world_size, self.total)) for rank in range(here.world_size)],
+            leaves=self.flats,
+            storage=self.prepared.how.dtype.storage,
+            elements=self.prepared.elements,
+            rows=self.rows,
+            root=self.root,
+            output=self.output,
+            combine=self.reduce,
+        )
 
     def bits(self) -> Array:
         form = self.prepared.how.form
@@ -192,32 +268,6 @@ class AllReduce(Reduction):
         self.ring = reduce_order == "ring"
         apart = None if out is None else flattened(x)
         self.write_to(out, results(out, self.like, apart_from=apart, recycler=here.recycler))
-
-    def small(self, number: int) -> SmallCall | None:
-        sizes = self.prepared.small
-        if sizes is None:
-            return None
-        payload = b"".join([memory(flat[:]) for flat in self.flats])
-        return SmallCall(number, self.signature, payload, sizes, self.combine)
-
-    def combine(self, parts: Sequence[bytes]) -> None:
-        """Reduce the leaves of all ranks, as they come in shared memory."""
-        prepared = self.prepared
-        storage, each = prepared.how.dtype.storage, prepared.elements
-        leaves: list[Array] = []
-        for part in parts:
-            values = np.frombuffer(part, storage)
-            leaves += [values[at : at + each] for at in range(0, values.size, each or 1)]
-        reduce_tree(
-            canonical_tree(self.total),
-            leaves.__getitem__,
-            op=prepared.op,
-            dtype=prepared.how.dtype,
-            acc=prepared.how.acc,
-            out=self.output,
-            final=True,
-            leaves=self.total,
-        )
 
     def text(self) -> str:
         form = self.prepared.how.form
@@ -290,17 +340,19 @@ class ReduceScatter(Reduction):
         )
         like = self.like
         (shape,) = like.shapes
-        self.rows = rows_given(rows, shape[0], here.world_size)
-        mine = (self.rows[here.rank], *shape[1:])
+        self.counted = rows_given(rows, shape[0], here.world_size)
+        width = like.elements // shape[0] if shape[0] else 0
+        self.rows = tuple([count * width for count in self.counted])
+        mine = (self.counted[here.rank], *shape[1:])
         self.write_to(out, results(out, like, mine, apart_from=flattened(x), recycler=here.recycler))
 
     def terms(self) -> str:
-        return rows_text(self.rows)
+        return rows_text(self.counted)
 
 
 def nothing_like(like: Bundle) -> Results:
     """Return memory for no elements, of the type of `like`: where a rank has no result."""
-    return results(None, Bundle(like.sources[:1], many=False), (0,))
+    return results(None, Bundle.of(like.first), (0,))
 
 
 def _leaves(x: Leaves[Any]) -> tuple[list[Bundle], Bundle]:
@@ -331,7 +383,7 @@ def _demand_own(here: GroupView, shards: Shards) -> None:
 def _all_elements(like: Bundle, how: ElementFormat, world: int, more: tuple[Any, ...]) -> dict[str, Any]:
     if how.form is None:
         return {"elements": like.elements}
-    return {"elements": how.elements(each.flat.size for each in like.sources)}
+    return {"elements": how.elements(each.size for each in like.flats)}
 
 
 def _rooted_elements(like: Bundle, how: ElementFormat, world: int, more: tuple[Any, ...]) -> dict[str, Any]:
@@ -383,16 +435,15 @@ def _prepare(
     schedule = reduction(
         name, how, world=here.world_size, sizes=given, leaves=leaves, sites=here.sites, chunk_bytes=here.chunk_bytes
     )
-    small: tuple[int, ...] | None = None
-    if algorithm == "local" or (algorithm == "auto" and name == "all_reduce" and here.near):
-        refused, small = _near(here, schedule)
+    near: tuple[int, ...] | None = None
+    if algorithm == "local" or (algorithm == "auto" and here.near):
+        refused, near = _near(here, schedule)
         if algorithm == "local" and refused:
             raise LocalError(f"algorithm 'local' cannot carry this out: {refused}")
         algorithm = algorithm if refused else "local"
-    algorithm = schedule.settled(algorithm)
-    if algorithm == "local":
-        plan: Plan | None = schedule.plan_near(here.rank)
-    else:
+    plan: Plan | None = None
+    if algorithm != "local":
+        algorithm = schedule.settled(algorithm)
         plan = None if algorithm == "auto" else schedule.plan_of(here.rank, algorithm)
     shapes = like_text(like.dtype, like.shapes, many=like.many)
     text = f"{name}/{algorithm} {schedule.text} {shapes} op={parsed} precision={precision}"
@@ -400,27 +451,25 @@ def _prepare(
         precision,
         parsed,
         how,
-        given.get("elements", 0),
+        given.get("elements", like.elements),
         schedule,
         plan,
         text if how.form is None else f"{text} wire={how.form.codec.name}",
-        small,
+        near,
     )
 
 
 def _near(here: GroupView, schedule: Schedule) -> tuple[str, tuple[int, ...] | None]:
-    """Return why a reduction cannot go through the memory of one host, "" where it can; and, where it can and is small,
-    the bytes that each rank gives. All ranks come to the same."""
+    """Return why a reduction cannot go through the memory of one host, "" where it can; and, where it can, the bytes
+    that each rank gives. All ranks come to the same."""
     if not here.near:
         return "the ranks of this group do not share a host's memory", None
-    world, leaves, nbytes = here.world_size, schedule.leaves, schedule.nbytes
-    sizes = tuple(len(leaves_of(rank, world, leaves)) * nbytes for rank in range(world))
-    if nbytes and max(sizes) <= SMALL_BYTES:
-        return "", sizes
-    if not nbytes:
-        return "it is of no elements", None
-    if leaves != world:
-        return f"it is of more than {SMALL_BYTES} bytes a rank, and not of one leaf for each", None
-    if schedule.itemsize > MAX_ITEM:
-        return f"its elements have more than {MAX_ITEM} bytes", None
-    return "", None
+    world = here.world_size
+    held = [len(leaves_of(rank, world, schedule.leaves)) for rank in range(world)]
+    sizes = tuple([many * schedule.nbytes for many in held])
+    if max(sizes) > SMALL_BYTES:
+        if schedule.itemsize > MAX_ITEM:
+            return f"its elements have more than {MAX_ITEM} bytes", None
+        if CHUNK // (schedule.itemsize * world * max(held)) < MIN_STEP:
+            return f"it has {max(held)} leaves on a rank", None
+    return "", sizes

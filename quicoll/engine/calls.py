@@ -139,7 +139,7 @@ class Slot:
 
 
 class Near(Protocol):
-    """What this module asks of the small calls between ranks of one host; they are of the group of all ranks, 0."""
+    """What this module asks of the calls through the memory of one host; they are of the group of all ranks, 0."""
 
     @property
     def numbers(self) -> int: ...
@@ -170,7 +170,7 @@ class Calls:
         self._slots: dict[tuple[int, int], Slot] = {}
         self._ahead: dict[int, int] = {}  # by rank, bytes of what it announced and this rank has not called
         self._networks: dict[int, NetworkModel | None] = {}  # by group; None while it is being agreed on
-        self.near: Near | None = None  # the small calls between ranks of one host, which are in no slot
+        self.near: Near | None = None  # the calls through the memory of one host, which are in no slot of these
         self.divided = False  # some of the ranks may do something without the others
         self._begun = 0  # the last step that was begun in this view, as the coordinator counts
         self._parting: dict[int, _Parting] = {}  # peers that will leave and are not answered yet
@@ -189,7 +189,7 @@ class Calls:
         Args:
             call: What is called.
             group: The id of its group.
-            number: Its number, where small calls between ranks of one host have numbers of this group too.
+            number: Its number, where calls through the memory of one host have numbers of this group too.
         Returns:
             The operation's slot, which may hold announcements of peers already.
         """
@@ -315,11 +315,11 @@ class Calls:
         return None if found is None else found[1]
 
     def _is_small(self, announce: Announce) -> bool:
-        """Whether this number is a small call's here: then the ranks called different things (`astray`)."""
+        """Whether a call through memory has this number: then the ranks called different things (`astray`)."""
         return self.near is not None and not announce.group and self.near.under_way(announce.seq) is not None
 
     def astray(self) -> tuple[int, dict[int, str]] | None:
-        """Return a number that is a small call's here and was announced by peers, and what each has called.
+        """Return a number of a call through memory that was announced by peers, and what each has called.
 
         That call would wait for them, and they for this rank's announcement.
         """

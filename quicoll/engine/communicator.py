@@ -41,19 +41,15 @@ from quicoll.engine.executor import Execution, TransferFailed
 from quicoll.engine.messages import Announce, Farewell, encode_message
 from quicoll.engine.neighbourhood import GROUP
 from quicoll.errors import Corrupted, LocalError, Mismatch, PeerError, QuicollError, again
-from quicoll.local.large import canonical_tree
 from quicoll.local.small import Differing, Spoiled
-from quicoll.numerics.reduce import reduce_tree
 from quicoll_transport.errors import LinkLost, MessageCorrupted
 from quicoll_transport.errors import TransportError as _TransportError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from quicoll.engine.calls import Work
-    from quicoll.engine.neighbourhood import LargeReduction, NearCall, Neighbourhood
+    from quicoll.engine.neighbourhood import NearCall, Neighbourhood
     from quicoll.membership.view import View
-    from quicoll.numerics.dtypes import Array
     from quicoll_transport.endpoint import Link
 
 __all__ = ["Communicator", "Ended", "InFlight", "Watch", "view_prefix"]
@@ -121,7 +117,7 @@ class InFlight:
         self.step = step
         self.stage = Headway.CALLED
         self.late = False
-        self.execution: Execution | LargeReduction | None = None
+        self.execution: Execution | None = None
         self.ending: asyncio.Task[None] | None = None
 
     def cancel(self) -> None:
@@ -171,7 +167,7 @@ class Communicator:
     """One view's links and operations. See the module's head.
 
     error: why it broke, None while it works. end_error: what all ranks are given, None until the coordinator has ended
-    the view. near: the way between the view's ranks where all share a host: small calls begin and mostly end there
+    the view. near: the way between the view's ranks where all share a host: their calls begin and mostly end there
     (neighbourhood.py); what becomes of them when they do not is settled here, as for all operations.
     """
 
@@ -451,7 +447,13 @@ class Communicator:
             if call.measures and not slot.leads and calls.network(slot.group) is None:
                 return False
             operation.stage = Headway.RUNNING
-            operation.execution = self._executed(operation, call.make(calls.known(slot)))
+            operation.execution = Execution(
+                call.make(calls.known(slot)),
+                links=self._links,
+                ranks=slot.ranks,
+                prefix=self._prefix(slot),
+                wake=partial(self._woken, operation),
+            )
         if operation.stage is Headway.RUNNING:
             # A transfer may fail because a peer called something else. So failures count once the calls are compared.
             if not slot.settled:
@@ -461,29 +463,6 @@ class Communicator:
             if call.watched:
                 self._on_called(slot.name, slot.arrived_ns)
         return operation.execution is not None and operation.execution.finished()
-
-    def _executed(self, operation: InFlight, work: Work) -> Execution | LargeReduction:
-        wake = partial(self._woken, operation)
-        if work.plan.algorithm != "local":
-            slot = operation.slot
-            return Execution(work, links=self._links, ranks=slot.ranks, prefix=self._prefix(slot), wake=wake)
-        if self.near is None:
-            raise AssertionError(f"{operation.slot.name} is for ranks of one host, which these are not")
-        tree = canonical_tree(work.plan.leaves)
-
-        def combine(values: Sequence[Array], out: Array) -> None:
-            reduce_tree(
-                tree,
-                values.__getitem__,
-                op=work.op,
-                dtype=work.dtype,
-                acc=work.acc,
-                out=out,
-                final=True,
-                leaves=work.plan.leaves,
-            )
-
-        return self.near.reduce(work.inputs[0], work.output, combine, wake)
 
     def _woken(self, operation: InFlight) -> None:
         """A plan has ended."""
@@ -532,9 +511,6 @@ class Communicator:
             error, consequence = self._translate(seen, rank, slot.name, step), seen.consequence
             if isinstance(error, Corrupted):
                 ranks = self._corrupting(rank)
-        elif isinstance(seen, Spoiled):
-            error = self._spoiled(seen)
-            ranks = (seen.rank,) if seen.bits else ()
         elif isinstance(seen, QuicollError):
             error = self._again(seen, slot.name, step)
             if isinstance(seen, Mismatch):
@@ -566,11 +542,13 @@ class Communicator:
         final.__cause__ = None if told in (None, error) else error
         self._end(operation, None, final)
 
-    # -- small calls between ranks of one host -------------------------------------------------------------------
+    # -- calls through the memory of one host --------------------------------------------------------------------
 
     def near_failed(self, call: NearCall | None, error: Exception) -> None:
-        """A small call has failed, or all have: the view is over."""
-        name = "a small call" if call is None else call.name
+        """A call has failed, or all have: the view is over."""
+        name = "a call through memory" if call is None else call.name
+        if isinstance(error, QuicollError):
+            error = self._again(error, name, None if call is None else call.step)
         if isinstance(error, Differing):
             own = error.called[self.rank]
             others = tuple(rank for rank in sorted(error.called) if error.called[rank] != own)
@@ -585,18 +563,27 @@ class Communicator:
             self.fail(Mismatch(text, rank=others[0], node=self._node(others[0])), others)
         elif isinstance(error, Spoiled):
             self.fail(self._spoiled(error), (error.rank,) if error.bits else ())
-        else:  # of our own code or for lack of memory: nobody may have to wait for it
+        elif isinstance(error, QuicollError) and not isinstance(error, LocalError):
+            self.fail(error)
+        else:  # of this caller, of our own code or for lack of memory: nobody may have to wait for it
             if call is not None and self.near is not None and self.near.take_out(call):
                 call.settle(None, error, False)
-            self._fail_here(f"{name} failed: {type(error).__name__}: {error}")
+            if isinstance(error, LocalError):
+                self.fail(error)
+            else:
+                self._fail_here(f"{name} failed: {type(error).__name__}: {error}")
+
+    def near_called(self, call: NearCall, arrived_ns: dict[int, int]) -> None:
+        """All ranks have called, and one of them late. arrived_ns: when each one's call came to be known here."""
+        self._on_called(call.name, arrived_ns)
 
     def near_cancelled(self, call: NearCall) -> None:
-        """A small call was cancelled, and is out of the neighbourhood's hands."""
+        """A call was cancelled, and is out of the neighbourhood's hands."""
         self._fail_here(f"{call.name} was cancelled")
         call.settle(None, asyncio.CancelledError(), False)
 
     def near_late(self, call: NearCall, present: Sequence[int]) -> None:
-        """A small call has not ended by its deadline. present: the ranks that have called as much as this one."""
+        """A call has not ended by its deadline. present: the ranks that have called as much as this one."""
         slot = Slot(GROUP, call.small.number, call.name, ranks=tuple(range(self.world)))
         for rank in present:
             slot.announced[rank] = Announce(self.view.view_id, GROUP, slot.seq, call.small.signature)
@@ -608,7 +595,7 @@ class Communicator:
         self._check_numbers()
 
     def _check_numbers(self) -> None:
-        """Look whether peers have called what does not come as a small call in the place of one that does."""
+        """Look whether peers have called what does not go through memory in the place of what does."""
         found = self._calls.astray() if self.error is None else None
         if found is not None:
             _, called = found
@@ -623,7 +610,7 @@ class Communicator:
         return PeerError(f"its words in shared memory cannot be: {seen}", node=self._node(seen.rank), **where)
 
     def _end_near(self) -> None:
-        """The view is broken: end the small calls under way, as all ranks are told."""
+        """The view is broken: end the calls through memory that are under way, as all ranks are told."""
         if self.near is None or self.error is None:
             return
         for call in self.near.end():

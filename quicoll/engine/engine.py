@@ -90,6 +90,7 @@ if TYPE_CHECKING:
     from quicoll.engine.calls import Call
     from quicoll.engine.communicator import Ended, InFlight, Watch
     from quicoll.engine.decisions import Decision
+    from quicoll.engine.host import HostHere
     from quicoll.engine.messages import PeerMessage
     from quicoll.engine.neighbourhood import Neighbourhood
     from quicoll.engine.runtime import Cancellable
@@ -127,9 +128,9 @@ class Engine:
         coordinator_addresses: Sequence[Address],
         wall_clock: Callable[[], datetime] | None = None,
         denied: Sequence[str] = (),
-        host: str = "",
+        host: HostHere | None = None,
     ) -> None:
-        """host: as quicoll.local.meeting.host_here gives it; "" uses no memory that ranks share."""
+        """host: the one that this rank is on; None uses no memory that ranks share."""
         self._settings = CommonSettings(config)
         self.observers = observers
         self.faults = Faults(random.Random(incarnation))  # noqa: S311 - faults are for tests, not for keys

@@ -26,14 +26,28 @@ Who is awake need not be woken. What other threads have queued for the loop is a
 beginning of each select, with each look, and once more between saying that the thread is about to sleep (`asleep`) and
 the sleep. So who queues something and then finds `asleep` unset knows that it will be seen: to write to a pipe would
 give Python's lock up, to a thread that has to be woken for it, in the middle of the caller's turn.
+
+Before it looks at anything it rests where the engine has taken more than its share beside a thread that computes
+(quicoll.engine.share). Who begins to wait for the engine says so and then asks for `resting`; who rests has set that,
+and then asks once more whether anybody waits. So one of the two sees the other, and no wait begins with a rest.
 """
 
 from __future__ import annotations
 
 import os
 import selectors
+import threading
 import time
 from typing import TYPE_CHECKING
+
+from quicoll.engine.share import REST_NS, EngineShare, Used
+
+try:
+    from resource import RUSAGE_THREAD, getrusage
+except ImportError:  # Windows has no such module, and macOS counts for whole processes alone
+    _COUNTS = False
+else:
+    _COUNTS = True
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,6 +62,7 @@ __all__ = [
     "Looks",
     "offer",
     "processors",
+    "used_by_this_thread",
 ]
 
 LOOK_NS = 120_000  # a peer's answer to what was just sent takes about as long where both have nothing else to do
@@ -86,14 +101,27 @@ class Looks:
         self._credit -= took_ns
 
 
+def used_by_this_thread() -> Used:
+    """Return what the thread that calls has used."""
+    return Used(time.thread_time_ns(), getrusage(RUSAGE_THREAD).ru_nvcsw if _COUNTS else None)
+
+
 class LookingSelector(selectors.DefaultSelector):
     """The system's selector, for an event loop; it looks before it sleeps. See the module's head.
 
-    asleep: whether what is queued from now on is seen only after something that is selected for has come.
+    asleep: whether what is queued from now on is seen only after something that is selected for has come. resting:
+    whether whoever waits from now on has to `rouse` it.
     """
 
     def __init__(
-        self, clock: Callable[[], int] = time.perf_counter_ns, called: Callable[[], bool] = lambda: False
+        self,
+        clock: Callable[[], int] = time.perf_counter_ns,
+        called: Callable[[], bool] = lambda: False,
+        *,
+        share: float = 1.0,
+        rest_ns: int = REST_NS,
+        awaited: Callable[[], bool] = lambda: False,
+        used: Callable[[], Used] = used_by_this_thread,
     ) -> None:
         """Make it.
 
@@ -101,9 +129,19 @@ class LookingSelector(selectors.DefaultSelector):
             clock: Nanoseconds, monotonic.
             called: Returns whether there is something to do for the loop that was queued by another thread, and sees
                 to it that the loop does it in its present turn.
+            share: Of the time that it takes at most while other threads compute and nobody waits for it.
+            rest_ns: The longest rest for that.
+            awaited: Returns whether somebody waits for what the loop does.
+            used: Gives what the thread that selects has used.
         """
         super().__init__()
-        self.asleep = False
+        self.asleep = self.resting = False
+        self._part = share
+        self._rest_ns = rest_ns
+        self._share: EngineShare | None = None  # from the first select on, which is in the thread that counts
+        self._awaited = awaited
+        self._used = used
+        self._roused = threading.Event()
         self._called = called
         self._clock = clock
         self._looks = Looks(clock())
@@ -117,6 +155,8 @@ class LookingSelector(selectors.DefaultSelector):
         Returns:
             What is ready, with the events that it is ready for.
         """
+        if self._part < 1:
+            self._keep_to_share()
         if self._called():
             return super().select(0)
         if timeout is not None and timeout <= 0:
@@ -149,6 +189,30 @@ class LookingSelector(selectors.DefaultSelector):
             return super().select(0 if self._called() else timeout)
         finally:
             self.asleep = False
+            if self._share is not None:
+                self._share.slept(self._used())
+
+    def _keep_to_share(self) -> None:
+        """Rest, if it is time to."""
+        now = self._clock()
+        if self._share is None:
+            self._share = EngineShare(self._part, now, self._used(), rest_ns=self._rest_ns)
+        if not self._share.is_due(now):
+            return
+        rest = self._share.rest(now, self._used(), self._awaited)
+        if not rest:
+            return
+        self.resting = True
+        if not self._awaited():
+            self._roused.wait(rest / 1e9)
+        self.resting = False
+        self._roused.clear()
+        self._share.slept(self._used())
+
+    def rouse(self) -> None:
+        """End a rest, from another thread; nothing where there is none."""
+        if self.resting:
+            self._roused.set()
 
 
 def processors() -> int:

@@ -2,18 +2,18 @@
 
 What is settled here is a part of the view: with its first operation all of its ranks share memory, or none does.
 
-    alone      the ranks announce addresses of different hosts, this one may not share memory, or is by itself: nothing
-               is said, nothing is waited for
+    alone      the ranks are not all of one host by what the view says, this one may not share memory, or is by itself:
+               nothing is said, nothing is waited for
     asking     each rank tells every other where it can be met (`Whereabouts`), and waits for what they tell. One that
                may not share memory answers that it cannot be met
-    meeting    all are of one host: they meet (quicoll.local.meeting), on a thread, for some seconds at most
+    meeting    all are of one host: they meet there (`Belongings.meet`, host.py), for some seconds at most
     judging    each tells every other whether it has met all, and waits for what they tell (`MeetingOutcome`)
     settled    all have met all: the view is installed with a `Neighbourhood`. Otherwise without; an event says why
 
 Invariants: what follows from the messages follows on every rank from the same ones, because each rank tells all others
 the same: so all ranks settle alike. Nothing here has a deadline of its own but the meeting: a message that does not
-come is that of a link that ends, which ends the forming of the view; so does the next view that is formed. Descriptors
-and memory of what comes to nothing are given back.
+come is that of a link that ends, which ends the forming of the view; so does the next view that is formed. What comes
+to nothing is given back to the host, and so is what this rank brought, when the others have it.
 
 What a rank says of a view that is not formed here yet is kept: the last message of each kind and node.
 """
@@ -23,33 +23,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import threading
 from typing import TYPE_CHECKING
 
 from quicoll.engine.messages import MeetingOutcome, Whereabouts, encode_message
 from quicoll.engine.neighbourhood import Neighbourhood
-from quicoll.local.layout import MAX_WORLD, SegmentLayout
-from quicoll.local.meeting import MEET_S, SECRET_BYTES, MeetingFailed, MeetingPlace, Met, listen, meet_all
-from quicoll.local.memory import Segment, SharedMemory
+from quicoll.local.meeting import MEET_S, SECRET_BYTES, MeetingFailed, MeetingPlace
 from quicoll_transport.errors import TransportError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from quicoll.engine.host import Belongings, HostHere
     from quicoll.engine.messages import NearMessage
     from quicoll.membership.view import View
     from quicoll_transport.endpoint import Link
 
-__all__ = ["Neighbours", "share_a_host"]
+__all__ = ["Neighbours"]
 
 _MAX_WHY = 200
-
-
-def share_a_host(view: View) -> bool:
-    """Return whether the ranks of a view may share a host, as far as their addresses say: all are the same but for the
-    ports. It follows from the view alone."""
-    hosts = [member.addresses[0][0] if member.addresses else "" for member in view.members]
-    return 1 < view.world_size <= MAX_WORLD and hosts[0] != "" and all(host == hosts[0] for host in hosts)
 
 
 class Neighbours:
@@ -60,7 +51,7 @@ class Neighbours:
         *,
         loop: asyncio.AbstractEventLoop,
         node: str,
-        host: str,
+        host: HostHere | None,
         emit: Callable[..., None],
         within: float = MEET_S,
     ) -> None:
@@ -69,7 +60,7 @@ class Neighbours:
         Args:
             loop: The engine's.
             node: This rank's node.
-            host: What this rank has in common with others of its host; "" shares no memory.
+            host: The one that this rank is on; None shares no memory.
             emit: Called with (kind, **fields) for each event.
             within: Seconds for a meeting, less than a view may take to be formed.
         """
@@ -110,7 +101,7 @@ class Neighbours:
             self._verdicts[link.node] = message
         else:
             self._whereabouts[link.node] = message
-            if not self._host and message.host:
+            if self._host is None and message.host:
                 _tell(link, Whereabouts(message.view_id, why="shared memory is off, or not to be had"))
         self._wake()
 
@@ -133,22 +124,21 @@ class Neighbours:
         Returns:
             Whether there was anything to settle, which takes time: links may have ended meanwhile.
         """
-        if not self._host or not share_a_host(view):
+        if self._host is None or not self._host.may_hold(view):
             return False
         if self._task is None or self._task[0] != view.view_id:
             self.stop()
-            self._task = view.view_id, self._loop.create_task(self._meet(view, links))
+            self._task = view.view_id, self._loop.create_task(self._meet(self._host, view, links))
         await asyncio.shield(self._task[1])  # formed anew, a view is not settled anew: the others were told once
         return True
 
-    async def _meet(self, view: View, links: Sequence[Link]) -> None:
-        layout = SegmentLayout(view.world_size)
-        own: _Own | None = None
+    async def _meet(self, host: HostHere, view: View, links: Sequence[Link]) -> None:
+        own: Belongings | None = None
         near: Neighbourhood | None = None
         why = ""
         try:
             try:
-                own = _Own(layout.size)
+                own = host.bring(view.world_size, self._loop)
             except OSError as error:
                 why = f"{self._node}: {error}"[:_MAX_WHY]
             secrets = {_rank(view, link): os.urandom(SECRET_BYTES) for link in links}
@@ -156,17 +146,17 @@ class Neighbours:
                 if own is None:
                     _tell(link, Whereabouts(view.view_id, why=why))
                 else:
-                    _tell(link, Whereabouts(view.view_id, self._host, own.name, secrets[_rank(view, link)]))
+                    _tell(link, Whereabouts(view.view_id, host.name, own.name, secrets[_rank(view, link)]))
             if not await self._all_said(view, links, self._whereabouts):
                 return
             said = {_rank(view, link): self._whereabouts[link.node] for link in links}
-            apart = [each for each in said.values() if each.host != self._host or len(each.secret) != SECRET_BYTES]
+            apart = [each for each in said.values() if each.host != host.name or len(each.secret) != SECRET_BYTES]
             if own is None or apart:
                 self._say(view, why or next((each.why for each in apart if each.why), "the ranks are not of one host"))
                 return
             places = {rank: MeetingPlace(message.name, message.secret) for rank, message in said.items()}
             try:
-                near = await self._met(own, layout, view, places, secrets)
+                near = await self._met(own, view, places, secrets)
             except (MeetingFailed, OSError, ValueError) as error:
                 why = f"{self._node}: {error}"[:_MAX_WHY]
             for link in links:
@@ -201,96 +191,14 @@ class Neighbours:
             await self._heard
 
     async def _met(
-        self,
-        own: _Own,
-        layout: SegmentLayout,
-        view: View,
-        places: Mapping[int, MeetingPlace],
-        secrets: Mapping[int, bytes],
+        self, own: Belongings, view: View, places: Mapping[int, MeetingPlace], secrets: Mapping[int, bytes]
     ) -> Neighbourhood:
-        """Meet on a thread, and map what the others give. Raises MeetingFailed, OSError and ValueError."""
-        future: asyncio.Future[dict[int, Met]] = self._loop.create_future()
+        """Meet the others. Raises MeetingFailed, OSError and ValueError."""
         rank = view.rank_of(self._node)
         if rank is None:
             raise MeetingFailed("not in this view")
-        server, given = own.server.dup(), [os.dup(each) for each in (own.descriptor, *own.wakes)]  # the thread's own
-
-        def run() -> None:
-            found: dict[int, Met] = {}
-            error: Exception | None = None
-            try:
-                found = meet_all(
-                    server,
-                    view_id=view.view_id,
-                    rank=rank,
-                    places=places,
-                    secrets=secrets,
-                    descriptors=given,
-                    within=self._within,
-                )
-            except Exception as raised:
-                error = raised
-            server.close()
-            _close(given)
-            try:
-                self._loop.call_soon_threadsafe(settle, found, error)
-            except RuntimeError:  # the loop is closed
-                settle(found, MeetingFailed("the engine is closed"))
-
-        def settle(found: dict[int, Met], error: Exception | None) -> None:
-            if error is None and not future.done():
-                future.set_result(found)
-                return
-            for each in found.values():  # nobody waits any more
-                each.close()
-            if error is not None and not future.done():
-                future.set_exception(error if isinstance(error, MeetingFailed) else MeetingFailed(repr(error)))
-
-        threading.Thread(target=run, name="quicoll-meeting", daemon=True).start()
-        met = await future
-        try:
-            peers = {each: Segment.received(met[each].segment, layout.size) for each in met}
-        except BaseException:
-            for each in met.values():
-                each.close()
-            raise
-        for each in met.values():
-            os.close(each.segment)
-        memory, for_large = (SharedMemory(layout, rank, own.segment, peers) for _ in range(2))
-        return Neighbourhood(
-            memory,
-            for_large,
-            wakes=own.lend(),
-            peer_wakes={each: met[each].wakes for each in met},
-            processes={each: met[each].process for each in met},
-            loop=self._loop,
-        )
-
-
-class _Own:
-    """What this rank brings to a meeting: its socket, its segment, its eventfds."""
-
-    def __init__(self, size: int) -> None:
-        """Make it, of a segment of `size` bytes. Raises OSError, and leaves nothing behind."""
-        with contextlib.ExitStack() as made:
-            self.server, self.name = listen()
-            made.callback(self.server.close)
-            self.segment, self.descriptor = Segment.make(size)
-            made.callback(os.close, self.descriptor)
-            self.wakes: tuple[int, ...] = ()
-            made.callback(lambda: _close(self.wakes))
-            for _ in range(2):
-                self.wakes = (*self.wakes, os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
-            self._made = made.pop_all()
-
-    def lend(self) -> tuple[int, int]:
-        """Give the eventfds away, to who closes them."""
-        (front, back), self.wakes = self.wakes, ()
-        return front, back
-
-    def close(self) -> None:
-        """Give the rest back."""
-        self._made.close()
+        met = await own.meet(view_id=view.view_id, rank=rank, places=places, secrets=secrets, within=self._within)
+        return Neighbourhood(met, loop=self._loop)
 
 
 def _tell(link: Link, message: NearMessage) -> None:
@@ -303,8 +211,3 @@ def _rank(view: View, link: Link) -> int:
     if rank is None:
         raise AssertionError(f"{link.node} is not in view {view.view_id}")
     return rank
-
-
-def _close(descriptors: Sequence[int]) -> None:
-    for each in descriptors:
-        os.close(each)

@@ -8,6 +8,8 @@ calls, and nothing comes out (`post`). What is called while the engine's thread 
 work begins together in one turn of its loop, in the order of the calls, and what that has to send goes together at the
 end of the same turn; a caller who waits goes on in the turn of his loop in which the end of his operation comes. The
 thread is written to only where it sleeps, or is about to; awake it looks at what is queued between any two turns.
+Where other threads compute it keeps to its share of the time, but while somebody waits (quicoll.engine.share): blocks
+in `wait`, awaits a future, or has said so (`attend`).
 Cancelling the future cancels what was called, though never before its first step: that is where an operation takes its
 place among the others. Every deadline of a call passes on the engine's loop, so what keeps that loop from running would
 hold its callers for ever. Each way has an end of its own:
@@ -40,6 +42,7 @@ from functools import partial
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from quicoll.engine.looking import LookingSelector
+from quicoll.engine.share import REST_NS, REST_PART
 from quicoll.errors import LocalError
 
 __all__ = [
@@ -47,10 +50,12 @@ __all__ = [
     "Cancellable",
     "Gathering",
     "HeldAnswer",
+    "HeldInline",
     "InlineRuntime",
     "Runtime",
     "Start",
     "ThreadRuntime",
+    "attend",
 ]
 
 log = logging.getLogger("quicoll")
@@ -95,7 +100,7 @@ class Runtime(Protocol):
         timeout: float | None,
         attended: Callable[[float | None], None] | None = None,
     ) -> bool: ...
-    def hold(self, begun: Cancellable, *, in_loop: bool) -> HeldAnswer: ...
+    def hold(self, begun: Cancellable, *, in_loop: bool) -> HeldAnswer | HeldInline: ...
     def let_go(self, answer: Any) -> bool: ...
     async def aclose(self) -> None: ...
 
@@ -109,12 +114,18 @@ class ThreadRuntime:
         loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
         *,
         ask_s: float = _ASK_S,
+        share: float = 1.0,
+        lost_after: float = 2.0,
     ) -> None:
         """loop_factory: makes the loop, if not one that looks before it sleeps (quicoll.engine.looking). ask_s: between
-        two questions for a sign of life; see the module's head."""
+        two questions for a sign of life; see the module's head. share: of the time, which the thread takes at most
+        while others compute and nobody waits for it. lost_after: silence that others take for its end, in seconds."""
         self._selector: LookingSelector | None = None
         if loop_factory is None:
-            self._selector = LookingSelector(called=self._called)
+            rest_ns = min(REST_NS, round(lost_after * 1e9 / REST_PART))
+            self._selector = LookingSelector(
+                called=self._called, share=share, rest_ns=rest_ns, awaited=self._is_awaited
+            )
             self.loop: asyncio.AbstractEventLoop = asyncio.SelectorEventLoop(self._selector)
         else:
             self.loop = loop_factory()
@@ -229,6 +240,16 @@ class ThreadRuntime:
         self.loop.call_soon(self._begin_queued)
         return True
 
+    def _is_awaited(self) -> bool:
+        """On the engine's thread: whether somebody waits for one of the calls under way."""
+        with self._lock:
+            return any(answer.awaited for answer in self._calls)
+
+    def rouse(self) -> None:
+        """Somebody begins to wait, which a call of his already says: the thread does not rest now."""
+        if self._selector is not None:
+            self._selector.rouse()
+
     def hold(self, begun: Cancellable, *, in_loop: bool) -> HeldAnswer:
         """Give a future for what is begun elsewhere, by this caller; the engine's end ends it as every call.
 
@@ -279,18 +300,22 @@ class ThreadRuntime:
         if refused:
             raise LocalError(refused)
         began = now = time.monotonic()
-        if attended is not None and not answer.done():
-            attended(timeout)
-            now = time.monotonic()
-        signs = _Signs(self)
-        while not answer.done() and (timeout is None or now - began < timeout):
-            due = now + self.ask_s
-            until = due if timeout is None else min(due, began + timeout)
-            with contextlib.suppress(TimeoutError, concurrent.futures.CancelledError):
-                answer.exception(until - now)
-            now = time.monotonic()
-            if now >= due:
-                signs.ask(on_time=now - due < self.ask_s / 2)
+        attend(answer)
+        try:
+            if attended is not None and not answer.done():
+                attended(timeout)
+                now = time.monotonic()
+            signs = _Signs(self)
+            while not answer.done() and (timeout is None or now - began < timeout):
+                due = now + self.ask_s
+                until = due if timeout is None else min(due, began + timeout)
+                with contextlib.suppress(TimeoutError, concurrent.futures.CancelledError):
+                    answer.exception(until - now)
+                now = time.monotonic()
+                if now >= due:
+                    signs.ask(on_time=now - due < self.ask_s / 2)
+        finally:
+            attend(answer, ends=True)
         return answer.done()
 
     def _refusal(self) -> str:
@@ -412,6 +437,17 @@ class ThreadRuntime:
         self._thread.join()
 
 
+def attend(answer: Any, *, ends: bool = False) -> None:
+    """Say that this thread waits for a call, in a way of its own perhaps, so that the engine does not rest meanwhile.
+
+    Args:
+        answer: A future of a ThreadRuntime's, for a thread without an event loop; of others it is known.
+        ends: The wait is over.
+    """
+    if isinstance(answer, _ThreadAnswer):
+        answer.attend(ends=ends)
+
+
 def _running_loop() -> asyncio.AbstractEventLoop:
     try:
         return asyncio.get_running_loop()
@@ -455,10 +491,13 @@ _Begin: TypeAlias = Callable[[Any], Any]  # as `Begin`; what is posted is given 
 
 
 class _Answer(Protocol):
-    """The future of a call. begun: what was called, from its first step to its end, for the engine's thread alone."""
+    """The future of a call. begun: what was called, from its first step to its end, for the engine's thread alone.
+    awaited: whether somebody waits for it; asked from any thread."""
 
     begun: Cancellable | None
 
+    @property
+    def awaited(self) -> bool: ...
     def cancel(self) -> bool: ...
     def settle(self, value: Any, error: BaseException | None) -> None: ...
 
@@ -476,6 +515,10 @@ class _LoopAnswer(asyncio.Future[T]):
     begun: Cancellable | None = None
     _heard: Sequence[tuple[Callable[[Any], object], contextvars.Context]] = ()
 
+    @property
+    def awaited(self) -> bool:
+        return bool(self._heard)
+
     def add_done_callback(
         self, callback: Callable[[Any], object], /, *, context: contextvars.Context | None = None
     ) -> None:
@@ -483,6 +526,7 @@ class _LoopAnswer(asyncio.Future[T]):
             super().add_done_callback(callback, context=context)
         else:
             self._heard = *self._heard, (callback, contextvars.copy_context() if context is None else context)
+            self.runtime.rouse()
 
     def remove_done_callback(self, callback: Callable[[Any], object], /) -> int:
         before, self._heard = self._heard, [each for each in self._heard if each[0] != callback]
@@ -543,6 +587,17 @@ class _ThreadAnswer(concurrent.futures.Future[T]):
         super().__init__()
         self._runtime = runtime
         self.begun: Cancellable | None = None
+        self._waits = 0
+
+    @property
+    def awaited(self) -> bool:
+        return self._waits > 0
+
+    def attend(self, *, ends: bool) -> None:
+        with self._condition:
+            self._waits += -1 if ends else 1
+        if not ends:
+            self._runtime.rouse()
 
     def cancel(self) -> bool:
         if not super().cancel():
@@ -551,7 +606,7 @@ class _ThreadAnswer(concurrent.futures.Future[T]):
         return True
 
     def settle(self, value: Any, error: BaseException | None) -> None:
-        if not self.set_running_or_notify_cancel():
+        if not self.running() and not self.set_running_or_notify_cancel():  # running: one before was interrupted
             return
         if error is not None:
             self.set_exception(error)
@@ -570,9 +625,22 @@ class HeldAnswer:
 
     def settle(self, value: int | None, error: BaseException | None, idle: bool) -> None:
         """Settle it, once, on any thread. idle: this is the future's own loop that calls, and no task of it runs."""
+        try:
+            if self._runtime.let_go(self.future):
+                self._give(value, error, idle)
+        except BaseException:  # of a signal handler; it interrupts the main thread alone, and never the engine's
+            with contextlib.suppress(RuntimeError):  # the loop has been closed, and all calls have ended
+                self._runtime.loop.call_soon_threadsafe(self._settle_for_another, value, error)
+            raise
+
+    def _settle_for_another(self, value: int | None, error: BaseException | None) -> None:
+        """On the engine's thread, in the place of one that was interrupted in the middle."""
+        self._runtime.let_go(self.future)
+        if not self.future.done():
+            self._give(value, error, idle=False)
+
+    def _give(self, value: int | None, error: BaseException | None, idle: bool) -> None:
         future = self.future
-        if not self._runtime.let_go(future):
-            return
         if isinstance(error, asyncio.CancelledError):
             error = LocalError("the engine is closed", usable=False)
         if isinstance(future, _ThreadAnswer) or _loop_here() is not future.get_loop():
@@ -613,6 +681,26 @@ class _InlineAnswer(asyncio.Future[T]):
             self.exception()  # as of an _OperationAnswer
         else:
             self.set_result(value)
+
+
+class HeldInline:
+    """As `HeldAnswer`, where the engine is on its caller's loop."""
+
+    __slots__ = ("_loop", "future")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, begun: Cancellable) -> None:
+        """Make a future; `begun` is cancelled with it."""
+        self._loop = loop
+        self.future: _InlineAnswer[int] = _InlineAnswer(loop=loop)
+        self.future.begun = begun
+        self.future.starting = False
+
+    def settle(self, value: int | None, error: BaseException | None, idle: bool) -> None:
+        """Settle it, once, on its loop. What the caller is in the middle of goes on before, unless it is idle."""
+        if idle:
+            self.future.settle(value or 0, error)
+        else:
+            self._loop.call_soon(self.future.settle, value or 0, error)
 
 
 class _Begun(asyncio.Task[T]):
@@ -665,8 +753,11 @@ class InlineRuntime:
     ) -> bool:
         raise LocalError("the engine shares the loop of its caller: there is no thread to wait for")
 
-    def hold(self, begun: Cancellable, *, in_loop: bool) -> HeldAnswer:
-        raise LocalError("the engine shares the loop of its caller: nothing is begun beside it")
+    def hold(self, begun: Cancellable, *, in_loop: bool) -> HeldInline:
+        """As a runtime with a thread has it, for a caller on its loop."""
+        if not in_loop:
+            raise LocalError("the engine shares the loop of its caller: there is no thread to wait for")
+        return HeldInline(self.loop, begun)
 
     def let_go(self, answer: Any) -> bool:
         return False

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from quicoll.config import coordinator_addresses
 from quicoll.engine.engine import Engine
 from quicoll.engine.runtime import Runtime, ThreadRuntime
+from quicoll.engine.this_host import ThisHost
 from quicoll.errors import LocalError
-from quicoll.local.meeting import host_here
 from quicoll.local.memory import unusable
 from quicoll.membership.incarnation import CHANCE_BYTES, first
 from quicoll.observability.events import JsonLines, Observer, Observers, make_directory
@@ -30,6 +30,7 @@ from quicoll_transport.security.identity import WORKER
 
 if TYPE_CHECKING:
     from quicoll.config import Config
+    from quicoll.engine.host import HostHere
     from quicoll_transport.net.addresses import Address
     from quicoll_transport.security.credentials import Credentials
 
@@ -74,7 +75,7 @@ async def start(
         incarnation=first(os.urandom(CHANCE_BYTES)),
         observers=(observer, events),
         runtime=runtime,
-        host=host_here() if config.local and runtime is None and not unusable() else "",
+        host=ThisHost.here() if config.local and runtime is None and not unusable() else None,
     )
 
 
@@ -88,7 +89,7 @@ async def start_with(
     observers: tuple[Observer | None, ...] = (),
     runtime: Runtime | None = None,
     wall_clock: Callable[[], datetime] | None = None,
-    host: str = "",
+    host: HostHere | None = None,
 ) -> tuple[Engine, Runtime]:
     """Start an engine over the given credentials and network: what tests and simulations call.
 
@@ -101,7 +102,7 @@ async def start_with(
         observers: Each gets every event, on the engine's loop.
         runtime: Where the engine runs; None makes a thread of its own.
         wall_clock: The date that certificates are checked against, aware; None takes the system's.
-        host: What this rank and others of its host have in common; "" uses no memory that ranks share.
+        host: The one that this rank is on; None uses no memory that ranks share.
     Returns:
         The engine and the runtime that it is on.
     Raises:
@@ -109,7 +110,8 @@ async def start_with(
     """
     denied = _listed(config)
     owned = runtime is None
-    runtime = ThreadRuntime(config.node) if runtime is None else runtime
+    if runtime is None:
+        runtime = ThreadRuntime(config.node, share=config.engine_share, lost_after=config.lost_after)
     loop = runtime.loop
     told = Observers(config.node, lambda: round(loop.time() * 1e9), *observers)
     made: list[Engine] = []

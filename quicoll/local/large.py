@@ -1,31 +1,31 @@
-"""A large reduction: chunk by chunk through rings, each rank reducing its share of every chunk.
+"""A large call: chunk by chunk through rings. Who gives what to whom, and who reduces, is its `Passage` (passages.py).
 
 A generator that never waits: it yields the stage that it needs of all peers, and goes on when it is asked again.
-For each chunk i of n, in this order:
+For each round i of n, in this order:
 
-    own values of chunk i into inputs[i % RING], all but its own share          STAGE = base + 2 i + 1
-    own share of chunk i - 1 reduced from all ranks' inputs, into `output`
-    and into results[(i - 1) % RING]                                            STAGE = base + 2 i + 2
-    the others' shares of chunk i - 2 copied to `output`
+    what it gives in round i into inputs[i % RING]                              STAGE = base + 2 i + 1
+    what the others have given it in round i - 1, copied to the output, or
+    reduced with its own, and the result into results[(i - 1) % RING]           STAGE = base + 2 i + 2
+    where results of the others are a part of the output: theirs of round i - 2, copied there
 
-A count of its own kind for each chunk would say the same as STAGE does: all ranks go through the same stages of the
-same calls in the same order, so each knows what a value of another's count stands for. That the calls are the same is
-compared by those who run this, and nothing of the output is used before.
+A count of its own kind for each round would say the same as STAGE does: all ranks go through the same stages of the
+same calls in the same order, so each knows what a value of another's count stands for. That the calls are the same,
+and of what sizes, all have compared before a passage begins (small.py).
 
-Why nothing is overwritten that somebody still reads. inputs[i % RING] held chunk i - RING: it is written when all have
-published their shares of that one. results[(i - 1) % RING] held chunk i - 1 - RING: whoever has published his values of
-chunk i - 1, which are waited for, has copied chunk i - 4, and RING is 4. A call begins with rings that nobody reads:
-whoever has published its first stage has ended the call before.
+Why nothing is overwritten that somebody still reads. inputs[i % RING] held round i - RING: it is written when all have
+published stage base + 2 (i - RING) + 4, so have used that one; and round 0 when all have published the last stage of
+the call before, so have used all of it. results[(i - 1) % RING] held round i - 1 - RING: whoever has published what he
+gives in round i - 1, which is waited for, has copied round i - 4, and RING is 4. Results of the call before: whoever
+has published the first stage of this one has ended that one.
 
 What is read where it stands is checked after it was used: so a checksum that is right says that nobody has changed it
-meanwhile either. Results are checked as they stand in `output`.
+meanwhile either. What is copied is checked as it stands in the output.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from functools import lru_cache
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,97 +37,96 @@ from quicoll.numerics.canonical_order import split
 
 if TYPE_CHECKING:
     from quicoll.local.layout import HostMemory
-    from quicoll.numerics.bundle import Joined
+    from quicoll.local.passages import PartTaken, Passage, Reducing
     from quicoll.numerics.dtypes import Array
 
-__all__ = ["Reduce", "canonical_tree", "reduce_in_chunks", "share_out"]
-
-Reduce = Callable[[Sequence["Array"], "Array"], None]
-"""Reduces the values of all ranks, in their order, to a result."""
+__all__ = ["canonical_tree", "carry"]
 
 
-def share_out(count: int, world: int) -> list[tuple[int, int]]:
-    """Divide the elements of a chunk between ranks, at multiples of 16.
-
-    Args:
-        count: Elements.
-        world: Ranks.
-    Returns:
-        For each rank the first, and the one after the last.
-    """
-    cuts = [min(count, -(-count * rank // world // 16) * 16) for rank in range(world)] + [count]
-    return list(pairwise(cuts))
-
-
-def reduce_in_chunks(
-    memory: HostMemory, base: int, given: Array | Joined, output: Array, reduce: Reduce
-) -> Generator[int, None, int]:
-    """Carry out a reduction of all ranks' elements.
+def carry(memory: HostMemory, base: int, passage: Passage) -> Generator[int, None, int]:
+    """Carry out a call.
 
     Args:
         memory: The ranks'.
         base: STAGE of all ranks when it begins.
-        given: This rank's elements, flat.
-        output: Gets the result: as many, of the same type.
-        reduce: Computes it.
+        passage: Its way.
     Yields:
         The stage that all peers have to have reached before this goes on.
     Returns:
         STAGE of all ranks when it has ended.
     Raises:
         Spoiled: What a peer has written differs from its checksum.
-        Exception: What `reduce` raises.
+        Exception: What reducing raises.
     """
-    layout, rank, world = memory.layout, memory.rank, memory.layout.world
-    itemsize, total = output.dtype.itemsize, given.size
-    step = max(layout.chunk // itemsize, 1)
-    count = -(-total // step)
-
-    def chunk(i: int) -> tuple[int, int, list[tuple[int, int]]]:
-        first = i * step
-        size = min(step, total - first)
-        return first, size, share_out(size, world)
-
-    for i in range(count + 2):
-        if i < count:
-            if i >= RING:
-                yield base + 2 * (i - RING + 1) + 2
-            first, size, parts = chunk(i)
-            own = given[first : first + size]
-            for reader, (a, b) in enumerate(parts):
-                if reader != rank and b > a:
-                    slot = memory.view(rank, layout.input(i) + a * itemsize, (b - a) * itemsize)
-                    np.copyto(slot, own[a:b].view(np.uint8))
-                    memory.write(layout.input_sum(i, reader), _sum(slot))
+    layout, n = memory.layout, passage.rounds
+    wants = passage.wants
+    for i in range(n + 2 if wants else n + 1):
+        if i < n:
+            if i == 0 or i >= RING:
+                yield base if i == 0 else base + 2 * (i - RING) + 4
+            for given in passage.gives(i):
+                _give(memory, layout.input(i) + given.at, layout.input_sum(i, given.reader), given.values)
             memory.store(STAGE, base + 2 * i + 1)
-        if 1 <= i <= count:
+            passage.keep(i)
+        if 1 <= i <= n:
             yield base + 2 * (i - 1) + 1
-            first, size, parts = chunk(i - 1)
-            a, b = parts[rank]
-            if b > a:
-                at, length = layout.input(i - 1) + a * itemsize, (b - a) * itemsize
-                views = {peer: memory.view(peer, at, length) for peer in range(world) if peer != rank}
-                own = given[first + a : first + b]
-                mine = output[first + a : first + b]
-                reduce([own if peer == rank else views[peer].view(output.dtype) for peer in range(world)], mine)
-                for peer, view in views.items():
-                    if memory.read(peer, layout.input_sum(i - 1, rank), 8) != _sum(view):
-                        raise Spoiled(peer, "what it gave differs from its checksum", bits=True)
-                slot = memory.view(rank, layout.result(i - 1), length)
-                np.copyto(slot, mine.view(np.uint8))
-                memory.write(layout.result_sum(i - 1), _sum(mine.view(np.uint8)))
+            for piece in passage.copied(i - 1):
+                why = "what it gave differs from its checksum"
+                at = layout.input(i - 1) + piece.at
+                _copy(memory, piece, at, layout.input_sum(i - 1, piece.reader), why)
+            reducing = passage.reducing(i - 1)
+            if reducing is not None:
+                _reduce(memory, passage, i - 1, reducing)
             memory.store(STAGE, base + 2 * i + 2)
-        if i >= 2:
+        if wants and i >= 2:
             yield base + 2 * (i - 1) + 2
-            first, size, parts = chunk(i - 2)
-            for peer, (a, b) in enumerate(parts):
-                if peer == rank or b == a:
-                    continue
-                target = output[first + a : first + b].view(np.uint8)
-                np.copyto(target, memory.view(peer, layout.result(i - 2), target.size))
-                if memory.read(peer, layout.result_sum(i - 2), 8) != _sum(target):
-                    raise Spoiled(peer, "what it has reduced differs from its checksum", bits=True)
-    return base + 2 * count + 2
+            for piece in passage.results(i - 2):
+                why = "what it has reduced differs from its checksum"
+                _copy(memory, piece, layout.result(i - 2), layout.result_sum(i - 2), why)
+    return base + 2 * n + 2 if n else base
+
+
+def _give(memory: HostMemory, at: int, sum_at: int, values: Sequence[Array]) -> None:
+    slot = memory.view(memory.rank, at, sum(each.nbytes for each in values))
+    end = 0
+    for each in values:
+        np.copyto(slot[end : end + each.nbytes], each.view(np.uint8))
+        end += each.nbytes
+    memory.write(sum_at, _sum(slot))
+
+
+def _copy(memory: HostMemory, piece: PartTaken, at: int, sum_at: int, why: str) -> None:
+    target = piece.target.view(np.uint8)
+    np.copyto(target, memory.view(piece.writer, at, target.size))
+    if memory.read(piece.writer, sum_at, 8) != _sum(target):
+        raise Spoiled(piece.writer, why, bits=True)
+
+
+def _reduce(memory: HostMemory, passage: Passage, i: int, reducing: Reducing) -> None:
+    layout, rank = memory.layout, memory.rank
+    views: dict[int, Array] = {}
+    leaves: list[Array] = []
+    for writer, (at, nbytes) in enumerate(reducing.given):
+        if writer == rank:
+            leaves += reducing.own
+        elif nbytes:
+            view = views[writer] = memory.view(writer, layout.input(i) + at, nbytes)
+            values, each = view.view(passage.storage), reducing.elements
+            leaves += [values[start : start + each] for start in range(0, values.size, each)]
+    target, slot = reducing.target, None
+    if reducing.shown:
+        slot = memory.view(rank, layout.result(i), reducing.elements * passage.storage.itemsize)
+        target = slot.view(passage.storage) if target is None else target
+    if target is None:
+        raise AssertionError("a result for nobody")
+    passage.reduce(leaves, target)
+    for writer, view in views.items():
+        if memory.read(writer, layout.input_sum(i, rank), 8) != _sum(view):
+            raise Spoiled(writer, "what it gave differs from its checksum", bits=True)
+    if slot is not None:
+        if reducing.target is not None:
+            np.copyto(slot, reducing.target.view(np.uint8))
+        memory.write(layout.result_sum(i), _sum(slot))
 
 
 def _sum(data: Array) -> bytes:

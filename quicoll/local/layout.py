@@ -4,13 +4,13 @@ Every rank of a view has one segment of memory, which it alone writes and the ot
 has one writer, there is no lock that a dead rank could hold, and whatever a rank does wrong it does to its own words.
 
     words      each on a cache line of its own; 8 bytes, little endian, written and read in one piece
-               PUBLISHED   small calls that have been written to their slots (small.py)
-               CONSUMED    small calls that have been taken from all slots, after which these may be written again
+               PUBLISHED   calls that have been written to their slots (small.py)
+               CONSUMED    calls that have been taken from all slots, after which these may be written again
                STAGE       stages of large calls that are done (large.py)
                WAKE        which of this rank's sleepers are to be woken when a word that they wait for grows
     sums       checksums of what stands in the rings
-    slots      SLOTS small calls: head, text of the call, payload
-    inputs     RING chunks of a large call: what the others reduce
+    slots      SLOTS calls: head, text of the call, counts, payload where it is small
+    inputs     RING chunks of a large call: what the others reduce or copy
     results    RING shares of chunks: what the others copy out
 
 Which ranks share a host, and that all of them have each other's segments, is settled before a view is installed
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BACK",
+    "CHUNK",
     "CONSUMED",
     "FRONT",
     "MAX_ITEM",
@@ -74,16 +75,17 @@ BACK: Final = 2  # the engine is to go on
 ROOM: Final = 4  # with CONSUMED as well, because a call waits for a slot
 
 MAX_WORLD: Final = 64  # ranks of one host
-SLOTS: Final = 16  # small calls that a rank may be ahead
+SLOTS: Final = 16  # calls that a rank may be ahead
 SMALL_BYTES: Final = 64 << 10  # of a rank's share in a small call
 TEXT_BYTES: Final = 4096 - 64  # of the call's text, which is for people; its digest decides
 RING: Final = 4
+CHUNK: Final = 1 << 20  # bytes of a ring's place
 MAX_ITEM: Final = 512  # bytes of an element of a large call
 
 _PAGE = 4096
 _WORDS = _PAGE
 _SUMS_AT = _WORDS
-_SLOT = 64 + TEXT_BYTES + SMALL_BYTES
+_SLOT = 64 + TEXT_BYTES + 8 * MAX_WORLD + SMALL_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,7 @@ class SegmentLayout:
     """
 
     world: int
-    chunk: int = 1 << 20
+    chunk: int = CHUNK
 
     @property
     def slots_at(self) -> int:
@@ -102,15 +104,15 @@ class SegmentLayout:
         return _SUMS_AT + -(-8 * RING * (self.world + 1) // _PAGE) * _PAGE
 
     def slot(self, number: int) -> int:
-        """Return where the slot of a small call begins: 64 bytes of head, then text, then payload."""
+        """Return where the slot of a call begins: 64 bytes of head, then text, then counts and payload."""
         return self.slots_at + number % SLOTS * _SLOT
 
     def text(self, number: int) -> int:
-        """Return where the text of a small call begins."""
+        """Return where the text of a call begins."""
         return self.slot(number) + 64
 
     def payload(self, number: int) -> int:
-        """Return where the payload of a small call begins."""
+        """Return where the counts of a call begin, with its payload behind them."""
         return self.slot(number) + 64 + TEXT_BYTES
 
     def input(self, chunk: int) -> int:
@@ -127,7 +129,8 @@ class SegmentLayout:
         return self.input(0) + RING * self.chunk + chunk % RING * self.share
 
     def input_sum(self, chunk: int, reader: int) -> int:
-        """Return where the checksum of that part of a chunk stands which rank `reader` reads."""
+        """Return where the checksum of that part of a chunk stands which rank `reader` reads; under its writer's own
+        number that of what all read."""
         return _SUMS_AT + 8 * (chunk % RING * self.world + reader)
 
     def result_sum(self, chunk: int) -> int:

@@ -4,40 +4,66 @@ What the link has told both before (TLS, certificates of both sides) is where th
 abstract Unix socket, and a secret that it has made for this view and this peer (`MeetingPlace`). Then, over that
 socket:
 
-    dialled     the higher rank dials the lower one, and says which rank it is
-    proved      the kernel says that the same user is there (SO_PEERCRED); each side shows that it has both secrets,
-                bound to the view and to who shows it
+    dialled     the higher rank dials the lower one; the kernel says that the same user is there (SO_PEERCRED); it says
+                which rank it is
+    proved      each side shows that it has both secrets, bound to the view and to who shows it
     exchanged   descriptors go across: segment and two eventfds; and the kernel's pidfd of the process at the other end
 
 Only then is a peer's segment mapped. A rank has met when it has exchanged with all others. Anything else is a failure
 of the meeting, of which all ranks hear over their links: then all of them go on over QUIC (quicoll.engine.neighbours).
 
-Failure cases: a stranger dials (another user, or without the secrets): shut out, the meeting goes on. A peer says
-nothing, is killed, or sends what is no descriptor: the meeting fails at its deadline at the latest, and descriptors
-that came are closed. It is carried out on a thread of its own, which ends by that deadline.
+The order of all that is a generator that never waits (`meeting_steps`): it yields each thing that it asks of the host,
+and is sent the answer, or thrown the OSError. `meet_all` answers by sockets, on a thread that blocks; a simulated host
+answers on a virtual clock; and tests end a rank at each of the steps. Nobody waits for each other in a circle: a rank
+dials those below it in their order, and answers only then, so the lowest one that is left always answers.
+
+Failure cases: a stranger dials (another user, or without the secrets), and hangs up when it likes: shut out, the
+meeting goes on; one of the same user that says nothing costs the meeting, and can do worse elsewhere. A peer says
+nothing, is killed, or sends what is no descriptor: the meeting fails at its deadline at the latest, and what came is
+given back by who answers the steps. It ends by that deadline.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import hmac
 import os
 import socket
 import struct
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any, TypeAlias
 
-__all__ = ["MEET_S", "SECRET_BYTES", "MeetingFailed", "MeetingPlace", "Met", "host_here", "listen", "meet_all"]
+__all__ = [
+    "MEET_S",
+    "SECRET_BYTES",
+    "Admit",
+    "Dial",
+    "Give",
+    "HangUp",
+    "Hear",
+    "Identify",
+    "MeetingFailed",
+    "MeetingPlace",
+    "MeetingStep",
+    "Met",
+    "Recognise",
+    "Say",
+    "Take",
+    "host_here",
+    "listen",
+    "meet_all",
+    "meeting_steps",
+]
 
 MEET_S = 1.0
 SECRET_BYTES = 32
 
 _NAMED = b"\0quicoll-"  # abstract: no file, and gone with its socket
 _PEERPIDFD = 77  # SO_PEERPIDFD (Linux 6.5), which `socket` has no name for
-_DESCRIPTORS = 3
+_GIVEN = 3  # the segment, two eventfds
 _RANK = struct.Struct("<Q")
 _CREDENTIALS = struct.Struct("iII")
 
@@ -70,6 +96,158 @@ class Met:
         """Close all of them."""
         for descriptor in self.descriptors:
             os.close(descriptor)
+
+
+@dataclass(frozen=True, slots=True)
+class Dial:
+    """Dial who is at this name. Answered by the line, whatever it is."""
+
+    name: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """Wait for who dials this rank. Answered by the line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recognise:
+    """Ask the kernel whether the same user is at the other end. Answered by a bool."""
+
+    line: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """Send some bytes, as one message."""
+
+    line: Any
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Hear:
+    """Wait for a message. Answered by at most `size` bytes of it; b"" where the other end has hung up."""
+
+    line: Any
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Identify:
+    """Ask the kernel for the process at the other end. Answered by its handle."""
+
+    line: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Give:
+    """Send handles of what this rank brings: its segment, and how it is woken in front and at the back."""
+
+    line: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """Wait for handles. Answered by a sequence of them, which need not be as many as there should be."""
+
+    line: Any
+
+
+@dataclass(frozen=True, slots=True)
+class HangUp:
+    """Close a line."""
+
+    line: Any
+
+
+MeetingStep: TypeAlias = Dial | Admit | Recognise | Say | Hear | Identify | Give | Take | HangUp
+"""What a meeting asks of the host, one after the other."""
+
+
+def meeting_steps(
+    *, view_id: int, rank: int, places: Mapping[int, MeetingPlace], secrets: Mapping[int, bytes]
+) -> Generator[MeetingStep, Any, dict[int, tuple[Any, ...]]]:
+    """Meet all others.
+
+    Args:
+        view_id: The view.
+        rank: This rank in it.
+        places: By rank, where the others are.
+        secrets: By rank, what this rank has told the others beside its own name.
+    Yields:
+        What is to be done; the answer is sent, an OSError thrown.
+    Returns:
+        By rank, handles of its segment, of how it is woken in front and at the back, and of its process.
+    Raises:
+        MeetingFailed: Somebody was not met, or gave something else. Lines that are open, and handles that came, are
+            the caller's to close.
+    """
+    found: dict[int, tuple[Any, ...]] = {}
+    whom = "nobody"
+    try:
+        for peer in sorted(places):
+            if peer > rank:
+                continue
+            whom = f"rank {peer}"
+            if not places[peer].name.startswith(_NAMED):  # or it would have us dial whatever it likes
+                raise ValueError("it names no socket of ours")
+            line = yield Dial(places[peer].name)
+            yield from _recognise(line)
+            yield Say(line, _RANK.pack(rank))
+            yield from _prove(line, view_id, rank, peer, places, secrets)
+            found[peer] = yield from _exchange(line)
+            yield HangUp(line)
+        while len(found) < len(places):
+            whom = f"ranks {', '.join(str(each) for each in sorted(places) if each not in found)}"
+            line = yield Admit()
+            proved = False
+            try:
+                yield from _recognise(line)
+                said = yield Hear(line, _RANK.size + 1)
+                peer = _RANK.unpack(said)[0] if len(said) == _RANK.size else rank
+                if peer > rank and peer in places and peer not in found:
+                    yield from _prove(line, view_id, rank, peer, places, secrets)
+                    proved = True
+            except TimeoutError:
+                raise
+            except (OSError, _Stranger):  # who hangs up before that is nobody, whichever rank it says it is
+                pass
+            if proved:
+                found[peer] = yield from _exchange(line)
+            yield HangUp(line)
+    except (OSError, ValueError, _Stranger) as error:
+        raise MeetingFailed(f"{whom} not met: {error}") from error
+    return found
+
+
+def _recognise(line: Any) -> Generator[MeetingStep, Any, None]:
+    """Before anything is awaited of it, or told to it."""
+    if not (yield Recognise(line)):
+        raise _Stranger("another user is at its socket")
+
+
+def _prove(
+    line: Any,
+    view_id: int,
+    rank: int,
+    peer: int,
+    places: Mapping[int, MeetingPlace],
+    secrets: Mapping[int, bytes],
+) -> Generator[MeetingStep, Any, None]:
+    yield Say(line, _proof(secrets, places, view_id, peer, rank))
+    shown = yield Hear(line, 64)
+    if not hmac.compare_digest(shown, _proof(secrets, places, view_id, peer, peer)):
+        raise _Stranger("it does not know the secrets")
+
+
+def _exchange(line: Any) -> Generator[MeetingStep, Any, tuple[Any, ...]]:
+    process = yield Identify(line)
+    yield Give(line)
+    taken = yield Take(line)
+    if len(taken) != _GIVEN:
+        raise ValueError(f"it sent {len(taken)} descriptors")
+    return (*taken, process)
 
 
 @lru_cache(maxsize=1)
@@ -125,48 +303,31 @@ def meet_all(
     Raises:
         MeetingFailed: Somebody was not met in time, or gave something else.
     """
-    until = time.monotonic() + within
-    found: dict[int, Met] = {}
-    whom = "nobody"
+    sockets = _Sockets(server, descriptors, within)
+    steps = meeting_steps(view_id=view_id, rank=rank, places=places, secrets=secrets)
     try:
-        for peer in sorted(places):
-            if peer > rank:
-                continue
-            whom = f"rank {peer}"
-            if not places[peer].name.startswith(_NAMED):  # or it would have us dial whatever it likes
-                raise ValueError("it names no socket of ours")
-            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC) as sock:
-                sock.settimeout(_left(until))
-                sock.connect(places[peer].name)
-                sock.send(_RANK.pack(rank))
-                found[peer] = _exchange(sock, until, view_id, rank, peer, places, secrets, descriptors)
-        while len(found) < len(places):
-            whom = f"ranks {', '.join(str(each) for each in sorted(places) if each not in found)}"
-            server.settimeout(_left(until))
-            sock, _ = server.accept()
-            with sock, contextlib.suppress(_Stranger):
-                sock.settimeout(_left(until))
-                said = sock.recv(_RANK.size + 1)
-                peer = _RANK.unpack(said)[0] if len(said) == _RANK.size else rank
-                if peer <= rank or peer not in places or peer in found:
-                    continue
-                found[peer] = _exchange(sock, until, view_id, rank, peer, places, secrets, descriptors)
-    except (OSError, ValueError, _Stranger) as error:
-        for each in found.values():
-            each.close()
-        raise MeetingFailed(f"{whom} not met: {error}") from error
-    return found
+        step = next(steps)
+        while True:
+            try:
+                answer = sockets.answer(step)
+            except OSError as error:
+                step = steps.throw(error)
+            else:
+                step = steps.send(answer)
+    except StopIteration as stop:
+        return {
+            peer: Met(segment, (front, back), process) for peer, (segment, front, back, process) in stop.value.items()
+        }
+    except BaseException:
+        for each in sockets.taken:
+            os.close(each)
+        raise
+    finally:
+        sockets.close()
 
 
 class _Stranger(Exception):
     """Who is at the other end is not who should be."""
-
-
-def _left(until: float) -> float:
-    left = until - time.monotonic()
-    if left <= 0:
-        raise TimeoutError("not in time")
-    return left
 
 
 def _proof(
@@ -177,44 +338,75 @@ def _proof(
     return hmac.digest(key, b"quicoll local" + struct.pack("<QQ", view_id, shows), hashlib.sha256)
 
 
-def _exchange(
-    sock: socket.socket,
-    until: float,
-    view_id: int,
-    rank: int,
-    peer: int,
-    places: Mapping[int, MeetingPlace],
-    secrets: Mapping[int, bytes],
-    descriptors: Sequence[int],
-) -> Met:
-    _, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-    if uid != os.geteuid():
-        raise _Stranger("another user is at its socket")
-    sock.settimeout(_left(until))
-    sock.send(_proof(secrets, places, view_id, peer, rank))
-    if not hmac.compare_digest(sock.recv(64), _proof(secrets, places, view_id, peer, peer)):
-        raise _Stranger("it does not know the secrets")
-    process = _process(sock)
-    received: list[int] = []
-    try:
-        socket.send_fds(sock, [b"3"], list(descriptors))
-        sock.settimeout(_left(until))
-        _, received, _, _ = socket.recv_fds(sock, 1, _DESCRIPTORS + 1, socket.MSG_CMSG_CLOEXEC)
-        if len(received) != _DESCRIPTORS:
-            raise ValueError(f"it sent {len(received)} descriptors")
-    except BaseException:
-        for each in [*received, process]:
-            os.close(each)
-        raise
-    return Met(received[0], (received[1], received[2]), process)
+class _Sockets:
+    """Answers the steps of a meeting by sockets, for `within` seconds. taken: descriptors that have come."""
+
+    def __init__(self, server: socket.socket, descriptors: Sequence[int], within: float) -> None:
+        self.taken: list[int] = []
+        self._server = server
+        self._descriptors = list(descriptors)
+        self._until = time.monotonic() + within
+        self._lines: dict[socket.socket, None] = {}
+
+    def answer(self, step: MeetingStep) -> Any:
+        """Do what is asked. Raises OSError, TimeoutError where the time is up."""
+        left = self._until - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("not in time")
+        match step:
+            case Dial():
+                line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+                self._lines[line] = None
+                line.settimeout(left)
+                line.connect(step.name)
+                return line
+            case Admit():
+                self._server.settimeout(left)
+                line, _ = self._server.accept()
+                self._lines[line] = None
+                return line
+            case HangUp():
+                del self._lines[step.line]
+                step.line.close()
+                return None
+        step.line.settimeout(left)
+        match step:
+            case Recognise():
+                return _credentials(step.line)[1] == os.geteuid()
+            case Say():
+                step.line.send(step.data)
+                return None
+            case Hear():
+                return step.line.recv(step.size)
+            case Identify():
+                self.taken.append(_process(step.line))
+                return self.taken[-1]
+            case Give():
+                socket.send_fds(step.line, [b"3"], self._descriptors)
+                return None
+            case Take():
+                _, taken, _, _ = socket.recv_fds(step.line, 1, _GIVEN + 1, socket.MSG_CMSG_CLOEXEC)
+                self.taken += taken
+                return taken
+
+    def close(self) -> None:
+        """Hang up all lines that are open."""
+        for line in self._lines:
+            line.close()
 
 
-def _process(sock: socket.socket) -> int:
+def _credentials(line: socket.socket) -> tuple[int, int, int]:
+    """Return process, user and group of who is at the other end."""
+    pid, uid, gid = _CREDENTIALS.unpack(line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return pid, uid, gid
+
+
+def _process(line: socket.socket) -> int:
     """The pidfd of the process at the other end: the kernel's, or by its number while its socket is open."""
     try:
-        return sock.getsockopt(socket.SOL_SOCKET, _PEERPIDFD)
+        return line.getsockopt(socket.SOL_SOCKET, _PEERPIDFD)
     except OSError:
-        pid, _, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+        pid, _, _ = _credentials(line)
         if pid <= 0:
-            raise ValueError("its process cannot be seen from here") from None
+            raise OSError("its process cannot be seen from here") from None
         return os.pidfd_open(pid)

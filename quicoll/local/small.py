@@ -1,28 +1,33 @@
-"""Small calls: every rank writes its share where all see it, and each computes the result itself.
+"""Calls in slots: every rank writes its call, and what it gives where that fits, where all see it.
 
 A core without input or output: memory goes in (`HostMemory`), and it never waits. Whoever calls `advance` takes all
 calls as far as they go; who does that, on which thread, and when he sleeps, is the shell's business
 (quicoll.engine.neighbourhood).
 
-The k-th small call of a view on this rank, k from 0:
+The k-th call of a view on this rank, k from 0:
 
     waiting      all slots are in use: a peer has not taken call k - SLOTS yet
-    published    head, text and payload are in slot k % SLOTS, PUBLISHED is k + 1
+    published    head, text, counts and payload are in slot k % SLOTS, PUBLISHED is k + 1
     compared     all peers have published a k-th call, and each is the same as ours: by its number in the group and by
                  the digest of its signature. Otherwise the call has failed, and nothing of it is used
-    taken        payloads have been copied and their checksums found right, the result stands in memory of ours, and
-                 CONSUMED is k + 1
+    taken        the counts of all are known, and CONSUMED is k + 1. Where all payloads fit into slots they have been
+                 copied, their checksums found right, and the result stands in memory of ours. Where one does not the
+                 call is agreed on (`passage`), and the payloads of all go through the rings (large.py)
 
 Agreement costs nothing of its own: a result is computed only after all have been compared, and it takes the payloads
-of all. A rank that calls something else that is small is found out by the comparison. One that calls something that
-goes over QUIC announces that with a number that is taken here, or leaves out one that is not: see
+of all. A rank that calls something else that goes through memory is found out by the comparison. One that calls
+something that goes over QUIC announces that with a number that is taken here, or leaves out one that is not: see
 quicoll.engine.neighbourhood.
+
+Which way the payloads take follows from the heads, which all ranks read: so all take the same, also where each rank
+knows only its own size before (`counts`). Calls go through the rings in the order of their places.
 
 Invariants (tests step every load and store, and kill a rank at each of them):
     - calls are published and taken in the order in which they were added
     - a slot is written again only when all peers have taken what stood there. For PUBLISHED of any rank is at most
       CONSUMED of every other one + SLOTS; a peer of which that is not true breaks the protocol
-    - nothing is combined that differs from its checksum, which its writer made before he counted it
+    - nothing is used that differs from its checksum, which its writer made before he counted it
+    - sizes that a peer names are bounded before anything is read or taken for them
     - after a failure nothing is published and nothing taken any more
 """
 
@@ -31,18 +36,23 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import xxhash
 
-from quicoll.local.layout import CONSUMED, PUBLISHED, SLOTS, SMALL_BYTES, TEXT_BYTES
+from quicoll.local.layout import CONSUMED, MAX_WORLD, PUBLISHED, SLOTS, SMALL_BYTES, TEXT_BYTES
 
 if TYPE_CHECKING:
-    from quicoll.local.layout import HostMemory
+    from quicoll.local.layout import HostMemory, SegmentLayout
+    from quicoll.local.passages import Passage
 
-__all__ = ["Differing", "SmallCall", "SmallCalls", "Spoiled"]
+__all__ = ["Counts", "Differing", "SmallCall", "SmallCalls", "Spoiled"]
 
-_HEAD: Final = struct.Struct("<QQ16sQQQ")  # place, number in the group, digest, bytes of payload, of text, checksum
+# place, number in the group, digest, how many counts, bytes that the rank gives, bytes of text, checksum
+_HEAD: Final = struct.Struct("<QQ16sQQQQ")
+
+Counts: TypeAlias = Sequence[tuple[int, ...]]
+"""What each rank says of its own sizes, by rank."""
 
 
 class Differing(Exception):
@@ -63,38 +73,79 @@ class Spoiled(Exception):
 
 
 class SmallCall:
-    """A call whose payloads fit into slots.
+    """A call that ranks of one host make through its memory: small, as long as all that they give fits into slots.
 
-    number: in its group. signature: everything that must be equal on all ranks. payload: of this rank. sizes: bytes of
-    each rank's payload. combine: takes the payloads, by rank, and leaves the result where its owner finds it.
-    done: it has been taken. place: its place among all small calls, None until it is published. digest: of the
-    signature, from then on; our own slot may hold a later call by the time that this one is taken.
+    number: in its group. signature: everything that must be equal on all ranks. nbytes: that this rank gives. payload:
+    these, copied; b"" where they are more than a slot holds. counts: what this rank says of its sizes, where the
+    others cannot know them. sizes: bytes that each rank gives, where all know them before; None: as each says. reads:
+    whether this rank uses what the others give. combine: takes the payloads and the counts, by rank, and leaves the
+    result where its owner finds it. carry: gives the way of payloads that do not fit, by the counts.
+    done: it has been taken. passage: then, where payloads did not fit, their way; else None. place: its place among
+    all calls here, None until it is published. digest: of the signature, from then on; our own slot may hold a later
+    call by the time that this one is taken.
     """
 
-    __slots__ = ("combine", "digest", "done", "number", "payload", "place", "signature", "sizes")
+    __slots__ = (
+        "_carry",
+        "_combine",
+        "counts",
+        "digest",
+        "done",
+        "nbytes",
+        "number",
+        "passage",
+        "payload",
+        "place",
+        "reads",
+        "signature",
+        "sizes",
+    )
 
     def __init__(
         self,
         number: int,
         signature: str,
-        payload: bytes,
-        sizes: Sequence[int],
-        combine: Callable[[Sequence[bytes]], None],
+        given: Callable[[], bytes],
+        nbytes: int,
+        combine: Callable[[Sequence[bytes], Counts], None],
+        carry: Callable[[SegmentLayout, Counts], Passage],
+        *,
+        counts: tuple[int, ...] = (),
+        sizes: Sequence[int] | None = None,
+        reads: bool = True,
     ) -> None:
-        if max(sizes) > SMALL_BYTES:
-            raise AssertionError(f"{max(sizes)} bytes are no small call")
+        if len(counts) > MAX_WORLD:
+            raise AssertionError(f"{len(counts)} counts are more than there are ranks")
         self.number = number
         self.signature = signature
-        self.payload = payload
+        self.nbytes = nbytes
+        self.payload = given() if 0 < nbytes <= SMALL_BYTES else b""
+        self.counts = counts
         self.sizes = sizes
-        self.combine = combine
+        self.reads = reads
+        self._combine = combine
+        self._carry = carry
+        self.passage: Passage | None = None
         self.digest = b""
         self.done = False
         self.place: int | None = None
 
+    @property
+    def fits(self) -> bool:
+        """Whether what this rank gives fits into a slot, and what the others give where that is known."""
+        return max(self.sizes or (self.nbytes,)) <= SMALL_BYTES
+
+    def combine(self, payloads: Sequence[bytes], counts: Counts) -> None:
+        """All payloads are here: leave the result where its owner finds it."""
+        self._combine(payloads, counts)
+
+    def carry(self, layout: SegmentLayout, counts: Counts) -> None:
+        """All have called, and not all payloads fit: settle the way that they take."""
+        self.passage = self._carry(layout, counts)
+
 
 class SmallCalls:
-    """All small calls of a view on one rank. See the module's head."""
+    """All calls of a view that go through memory, on one rank. See the module's head."""
 
     def __init__(self, memory: HostMemory) -> None:
         self._memory = memory
@@ -145,7 +196,7 @@ class SmallCalls:
             Differing: The ranks called different things. It is raised again each time, as all of these are, and not
                 before all calls that were taken have been returned.
             Spoiled: A peer's words or bits are not what they can be.
-            Exception: What combining raises.
+            Exception: What combining raises, or finding the way of what does not fit.
         """
         taken: list[SmallCall] = []
         if self._failure is not None:
@@ -154,7 +205,7 @@ class SmallCalls:
             self._publish()
             while self._flying and self._all_published(self._consumed):
                 call = self._flying[0]
-                call.combine(self._payloads(call))
+                self._take(call)
                 self._flying.popleft()
                 self._consumed += 1
                 self._memory.store(CONSUMED, self._consumed)
@@ -174,13 +225,15 @@ class SmallCalls:
             place = call.place = self._published
             text = call.signature.encode(errors="replace")
             digest = call.digest = xxhash.xxh3_128_digest(text)
-            sum_ = xxhash.xxh3_64_intdigest(call.payload)
+            given = _packed(call.counts) + call.payload if call.counts else call.payload
+            sum_ = xxhash.xxh3_64_intdigest(given)
             shown = text[:TEXT_BYTES]
             at = self._slots[place % SLOTS]
-            if call.payload:
-                memory.write(at + self._payload_at, call.payload)
+            if given:
+                memory.write(at + self._payload_at, given)
             memory.write(at + self._text_at, shown)
-            memory.write(at, _HEAD.pack(place, call.number, digest, len(call.payload), len(shown), sum_))
+            head = _HEAD.pack(place, call.number, digest, len(call.counts), call.nbytes, len(shown), sum_)
+            memory.write(at, head)
             self._flying.append(call)
             self._published += 1
             memory.store(PUBLISHED, self._published)
@@ -206,8 +259,8 @@ class SmallCalls:
                     return False
         return True
 
-    def _payloads(self, call: SmallCall) -> list[bytes]:
-        """Compare what all have called, and copy what they give. Raises Differing and Spoiled."""
+    def _take(self, call: SmallCall) -> None:
+        """Compare what all have called, and use what they give. Raises Differing, Spoiled and what using it raises."""
         memory, place = self._memory, self._consumed
         at = self._slots[place % SLOTS]
         own = call.number, call.digest
@@ -216,20 +269,40 @@ class SmallCalls:
             if head[0] != place:
                 raise Spoiled(rank, f"has call {head[0]} where {place} belongs", bits=False)
         if any(head[1:3] != own for head in heads.values()):
-            called = {rank: (head[1], self._text(rank, place, head[4])) for rank, head in heads.items()}
+            called = {rank: (head[1], self._text(rank, place, head[5])) for rank, head in heads.items()}
             called[self._rank] = call.number, call.signature
             raise Differing(called)
-        parts: list[bytes] = []
-        for rank, size in enumerate(call.sizes):
+        fits = call.nbytes <= SMALL_BYTES
+        for rank, head in heads.items():
+            if head[3] > MAX_WORLD or (call.sizes is not None and head[4] != call.sizes[rank]):
+                raise Spoiled(rank, f"gives {head[4]} bytes and {head[3]} counts", bits=False)
+            fits = fits and head[4] <= SMALL_BYTES
+        if fits and not call.reads:
+            call.combine([], [])
+            return
+        payloads: list[bytes] = []
+        counts: list[tuple[int, ...]] = []
+        for rank in range(memory.layout.world):
             if rank == self._rank:
-                parts.append(call.payload)
+                payloads.append(call.payload)
+                counts.append(call.counts)
                 continue
-            part = memory.read(rank, at + self._payload_at, size) if size else b""
-            if heads[rank][3] != size or xxhash.xxh3_64_intdigest(part) != heads[rank][5]:
+            _, _, _, many, nbytes, _, sum_ = heads[rank]
+            here = 8 * many + (nbytes if nbytes <= SMALL_BYTES else 0)
+            part = memory.read(rank, at + self._payload_at, here) if here else b""
+            if xxhash.xxh3_64_intdigest(part) != sum_:
                 raise Spoiled(rank, "what it gave differs from its checksum", bits=True)
-            parts.append(part)
-        return parts
+            payloads.append(part[8 * many :] if many else part)
+            counts.append(struct.unpack_from(f"<{many}Q", part) if many else ())
+        if fits:
+            call.combine(payloads, counts)
+        else:
+            call.carry(memory.layout, counts)
 
     def _text(self, rank: int, place: int, size: int) -> str:
         at = self._slots[place % SLOTS] + self._text_at
         return self._memory.read(rank, at, min(size, TEXT_BYTES)).decode(errors="replace")
+
+
+def _packed(counts: tuple[int, ...]) -> bytes:
+    return struct.pack(f"<{len(counts)}Q", *counts)

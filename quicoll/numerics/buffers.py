@@ -46,6 +46,7 @@ __all__ = [
     "Source",
     "allocate",
     "argument",
+    "arguments",
     "begun_digest",
     "destination",
     "detached",
@@ -244,6 +245,53 @@ def argument(value: Any) -> Source:
             "under torch.no_grad()"
         )
     return source(value)
+
+
+def arguments(values: Sequence[Any]) -> tuple[Source, list[Array], list[tuple[int, ...]]] | None:
+    """View the tensors of a list at once, where all of them are as most are: plain, of one type, in one piece each.
+
+    Args:
+        values: One at least.
+    Returns:
+        The first as `argument` gives it, and the flat memory and the shape of each; None where there is one of another
+        kind or type, or that `argument` would copy or refuse: then that has to look at each.
+    Raises:
+        LocalError: As `argument`, for the first.
+    """
+    first = argument(values[0])
+    if first.copied:
+        return None
+    flats: list[Array] = []
+    shapes: list[tuple[int, ...]] = []
+    native = first.native
+    if first.kind == "numpy":
+        storage = None if native is first.dtype.storage else first.dtype.storage
+        for value in values:
+            if type(value) is not np.ndarray or value.dtype is not native or not value.flags.c_contiguous:
+                return None
+            flat = value.reshape(-1)
+            if storage is not None:
+                flat = flat.view(storage)
+            flat.setflags(write=False)
+            flats.append(flat)
+            shapes.append(value.shape)
+        return first, flats, shapes
+    plain, unsigned = _torch().Tensor, _TORCH[native][2]
+    for value in values:
+        if type(value) is not plain or value.dtype is not native or value.requires_grad:
+            return None
+        try:  # numpy takes what is plain memory on the host, and nothing else; see `_from_torch`
+            array = (value if unsigned is None else value.view(unsigned)).numpy()
+        except (RuntimeError, TypeError):
+            return None
+        shapes.append(array.shape)
+        if not array.flags.c_contiguous:
+            return None
+        if array.ndim != 1:
+            array = array.reshape(-1)
+        array.setflags(write=False)
+        flats.append(array)
+    return first, flats, shapes
 
 
 def detached(value: Any) -> Any:

@@ -18,7 +18,17 @@ import numpy as np
 import xxhash
 
 from quicoll.errors import LocalError
-from quicoll.numerics.buffers import Destination, Fresh, Source, allocate, argument, destination, empty, require_apart
+from quicoll.numerics.buffers import (
+    Destination,
+    Fresh,
+    Source,
+    allocate,
+    argument,
+    arguments,
+    destination,
+    empty,
+    require_apart,
+)
 from quicoll.numerics.dtypes import Array, DType  # noqa: TC001 - compiled, a class needs it as it is made
 from quicoll.numerics.recycled import Recycler  # noqa: TC001 - likewise
 
@@ -55,23 +65,28 @@ class Bundle:
     """The tensors that a caller passed to one operation.
 
     Attributes:
-        sources: The tensors, in order, of one element type and kind.
+        first: The first of them.
+        flats: Their memory, in order, of one element type and kind.
         many: Whether they came as a list.
         dtype: Of the elements.
         shapes: Of the tensors, in order.
+        elements: Of all of them.
     """
 
-    __slots__ = ("dtype", "many", "shapes", "sources")
+    __slots__ = ("dtype", "elements", "first", "flats", "many", "shapes")
 
-    def __init__(self, sources: tuple[Source, ...], *, many: bool) -> None:
-        self.sources = sources
+    def __init__(self, first: Source, flats: list[Array], shapes: tuple[tuple[int, ...], ...], *, many: bool) -> None:
+        self.first = first
+        self.flats = flats
         self.many = many
-        self.dtype = sources[0].dtype
-        self.shapes = (sources[0].shape,) if len(sources) == 1 else tuple([each.shape for each in sources])
+        self.dtype = first.dtype
+        self.shapes = shapes
+        self.elements = flats[0].size if len(flats) == 1 else sum([each.size for each in flats])
 
-    @property
-    def elements(self) -> int:
-        return sum([each.flat.size for each in self.sources])
+    @classmethod
+    def of(cls, source: Source) -> Bundle:
+        """Return the bundle of a tensor that came alone."""
+        return cls(source, [source.flat], (source.shape,), many=False)
 
     @property
     def nbytes(self) -> int:
@@ -79,7 +94,7 @@ class Bundle:
 
     @property
     def flat(self) -> Array | Joined:
-        return self.sources[0].flat if len(self.sources) == 1 else Joined([each.flat for each in self.sources])
+        return self.flats[0] if len(self.flats) == 1 else Joined(self.flats)
 
     @property
     def text(self) -> str:
@@ -106,11 +121,15 @@ def bundle(x: Any) -> Bundle:
         LocalError: Not tensors, an empty list, or types or kinds differ; or a tensor requires grad, see `argument`.
     """
     if not isinstance(x, (list, tuple)):
-        return Bundle((argument(x),), many=False)
+        return Bundle.of(argument(x))
     if not x:
         raise LocalError("a list of no tensors")
     try:
-        sources = tuple(map(argument, x))
+        plain = arguments(x)
+        if plain is not None:
+            first, flats, shapes = plain
+            return Bundle(first, flats, tuple(shapes), many=True)
+        sources = [argument(each) for each in x]
     except LocalError:
         _demand_tensors(x)
         raise
@@ -121,7 +140,7 @@ def bundle(x: Any) -> Bundle:
                 f"tensors of one list differ: {sources[0].kind} {sources[0].dtype} and, at {index}, {each.kind} "
                 f"{each.dtype}; make a call for each type"
             )
-    return Bundle(sources, many=True)
+    return Bundle(sources[0], [each.flat for each in sources], tuple([each.shape for each in sources]), many=True)
 
 
 def _demand_tensors(x: Sequence[Any]) -> None:
@@ -204,7 +223,7 @@ def results(
     Raises:
         LocalError: `out` does not fit, tensors of it share memory, or there is no memory.
     """
-    first = like.sources[0]
+    first = like.first
     if not like.many:
         if out is None:
             whole: Fresh | Destination = allocate(first, shape, recycler)
@@ -214,8 +233,8 @@ def results(
     if out is None:
         whole = allocate(first, (like.elements,), recycler)
         return Results(whole.flat, (), whole, like.shapes)
-    if not isinstance(out, list | tuple) or len(out) != len(like.sources):
-        raise LocalError(f"out must be a list of {len(like.sources)} tensors, as the input is")
-    places = tuple(destination(place, each) for place, each in zip(out, like.sources, strict=True))
+    if not isinstance(out, list | tuple) or len(out) != len(like.shapes):
+        raise LocalError(f"out must be a list of {len(like.shapes)} tensors, as the input is")
+    places = tuple(destination(place, first, shape) for place, shape in zip(out, like.shapes, strict=True))
     require_apart(places)
     return Results(empty(like.elements, like.dtype, recycler), places, None, ())

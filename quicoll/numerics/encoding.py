@@ -59,10 +59,10 @@ class Encoding:
 
     def encode(self, given: Bundle) -> Array:
         """Encode the tensors of a bundle, one after the other."""
-        out = np.empty(self.elements(each.flat.size for each in given.sources), self.dtype.storage)
+        out = np.empty(self.elements(each.size for each in given.flats), self.dtype.storage)
         start = 0
-        for each in given.sources:
-            numbers = each.flat.view(self.part.storage)
+        for each in given.flats:
+            numbers = each.view(self.part.storage)
             stop = start + -(-numbers.size // self.width)
             if self.dtype is BFLOAT16:
                 self.codec.encode(numbers, self.part, out[start:stop].view(np.uint8))
@@ -80,8 +80,8 @@ class Encoding:
             out: 1-D, of the tensors' type; written without gaps between them.
         """
         target, start, first = out.view(self.part.storage), 0, 0
-        for each in like.sources:
-            size = each.flat.view(self.part.storage).size
+        for each in like.flats:
+            size = each.view(self.part.storage).size
             stop, last = start + -(-size // self.width), first + size
             if self.dtype is BFLOAT16:
                 self.codec.decode(wire[start:stop].view(np.uint8), self.part, target[first:last])

@@ -122,9 +122,7 @@ def element_format(
 
 def require_algorithm(collective: str, algorithm: str) -> None:
     """Raise LocalError for an algorithm that cannot be asked for by this name."""
-    known = ("auto", *(name for name in plan.ALGORITHMS[collective] if name != "ring"))
-    if collective == "all_reduce":
-        known = (*known, "local")
+    known = ("auto", *(name for name in plan.ALGORITHMS[collective] if name != "ring"), "local")
     if algorithm not in known:
         raise LocalError(f"algorithm {algorithm!r} is not known; use one of {', '.join(known)}")
 
@@ -219,25 +217,6 @@ class Schedule:
         if algorithm == "hierarchical":
             options["sites"] = self.sites
         return _PLANNERS[self.collective](rank=rank, **options)
-
-    def plan_near(self, rank: int) -> plan.Plan:
-        """Return the plan of one rank where all share a host's memory: no message is sent for it (quicoll.local)."""
-        elements = self.sizes["elements"]
-        parameters = tuple((name, value) for name, value in self.options.items() if name != "world")
-        return plan.Plan(
-            collective=self.collective,
-            algorithm="local",
-            rank=rank,
-            world=self.world,
-            lanes=(),
-            inputs=(elements,),
-            output=elements,
-            leaves=self.leaves,
-            itemsize=self.itemsize,
-            wide_itemsize=self.wide_itemsize,
-            width=1,
-            parameters=parameters,
-        )
 
     def plan_taken(self, rank: int, algorithm: str, network: NetworkModel | None) -> plan.Plan:
         """Make the plan of one rank for an algorithm as it is asked for; the last one is kept.

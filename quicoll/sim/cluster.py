@@ -235,6 +235,8 @@ class Simulation:
                 raise LocalError(
                     f"{event}: nobody passes anything on; Settings(nats=...) has workers that need a relay"
                 )
+            if isinstance(fault, scenario.MemoryFault) and not self.settings.hosts:
+                raise LocalError(f"{event}: no two share a host; Settings(hosts=...) has workers that do")
             if isinstance(fault, scenario.Rebind) and fault.node not in behind:
                 raise LocalError(f"{event}: {fault.node} is behind no address translator; Settings(nats=...) has them")
             node = getattr(fault, "node", None)
@@ -363,9 +365,10 @@ class Simulation:
             case scenario.Crash():
                 if machine.done or not (machine.runs or fault.power):
                     return False
-                machine.end(power=fault.power)
-                machine.stays_down = True
-                self.checker.ended(machine.name)
+                for each in self._fleet.beside(machine) if fault.power else (machine,):
+                    each.end(power=fault.power)
+                    each.stays_down = True
+                    self.checker.ended(each.name)
             case scenario.Restart():
                 if machine.done or (machine.runs and not machine.terminated):
                     return False
@@ -403,6 +406,11 @@ class Simulation:
                 host.slow_ns = fault.ns
             case scenario.DiskFault():
                 machine.fail_disk(fault.what)
+            case scenario.MemoryFault():
+                hosts = self._fleet.hosts
+                if hosts is None:
+                    raise AssertionError("events are checked before the run")
+                hosts.arm(machine.name, fault.what, fault.after)
             case scenario.CorruptPayloads():
                 if machine.faults is None:
                     return False
@@ -453,6 +461,8 @@ class Simulation:
             machine.alarm_ns = 0
             machine.forges = ""
             machine.mend_disk()
+            if self._fleet.hosts is not None:
+                self._fleet.hosts.mend(machine.name)
             machine.start()
             machine.commits_at_heal = machine.commits
         world.after(round(self.settings.recovery * 1e9), self._look_for_progress, self._events_left)
@@ -554,6 +564,8 @@ class Simulation:
                 injected[f"datagram_{kind}"] = count
         if self._fleet.database is not None:
             injected |= self._fleet.database.injected
+        if self._fleet.hosts is not None:
+            injected |= self._fleet.hosts.injected
         if expired := sum(nat.expired for nat in dict.fromkeys(self._fleet.nats.values())):
             injected["mapping_expired"] = expired
         injected |= {f"meddled_{what}": count for what, count in self._fleet.meddled.items()}

@@ -63,6 +63,7 @@ from quicoll.observability.events import Event as Observed
 from quicoll.observability.events import Observers
 from quicoll.sim.checked import CheckedJob
 from quicoll.sim.database import DatabaseCalls, SimDatabase, SimStore
+from quicoll.sim.hosts import SimHosts
 from quicoll.sim.invariants import CheckedStore
 from quicoll.sim.machine import Departed, Machine
 from quicoll.sim.misconduct import Lies, Meddling
@@ -81,6 +82,7 @@ if TYPE_CHECKING:
     from quicoll.job import Job
     from quicoll.membership.coordinator.config import CoordinatorConfig
     from quicoll.membership.journal import RecordStore
+    from quicoll.sim.hosts import SimHost
     from quicoll.sim.invariants import Checker
     from quicoll.sim.outcome import Settings
     from quicoll_transport.net.udp import DatagramIO
@@ -116,6 +118,7 @@ class Fleet:
     """machines: by name, the coordinator's first. nats: address translators, by the workers that are behind them.
     meddling: what the relay makes of the datagrams that it passes on; "": nothing. meddled: how often, by what.
     aborted: steps, by what the coordinator tells its observers.
+    hosts: those that workers share; None where each has its own.
     database: where several coordinators have their journal; None where there is one.
 
     seed: of the run, and of the job. newcomers: nodes that come later. compute_s: of each step. work(job): the user's
@@ -166,6 +169,13 @@ class Fleet:
         self.nats = self._add_nats()
         self.meddling = ""
         self.meddled: dict[str, int] = {}
+        self.hosts: SimHosts | None = None
+        if settings.hosts:
+            workers = [name for name in names if is_worker(name)]
+            where = {name: settings.hosts[place % settings.ranks] for place, name in enumerate(workers)}
+            self.hosts = SimHosts(world, where)
+            for name in workers:
+                self.machines[name].on_end = partial(self.hosts.ended, name)
         self.database: SimDatabase | None = None
         if settings.coordinators > 1:
             self.database = SimDatabase(world, lease_ns=round(settings.lease * 1e9), checker=checker)
@@ -196,6 +206,13 @@ class Fleet:
         holder = "" if self.database is None else self.database.holder
         ip = parse_address(holder)[0] if holder else ""
         return next((machine for machine in self.coordinators if machine.host.ip == ip), None)
+
+    def beside(self, machine: Machine) -> list[Machine]:
+        """Return who loses power together with a machine: those of its host that are not done, and itself."""
+        where = {} if self.hosts is None else self.hosts.where
+        host = where.get(machine.name)
+        others = [] if host is None else [each for each in self.workers if where.get(each.name) == host]
+        return [each for each in others if each is not machine and not each.done] + [machine]
 
     @property
     def workers(self) -> list[Machine]:
@@ -395,6 +412,7 @@ class Fleet:
             observers=(lambda event: self._observed(machine, event),),
             runtime=InlineRuntime(),
             wall_clock=_wall_clock,
+            host=self._shared_host(machine),
         )
         machine.engine, machine.endpoint = engine, engine.endpoint
         Lies(engine.endpoint, machine.lies_to)
@@ -422,6 +440,11 @@ class Fleet:
             except Departed:
                 return None
 
+    def _shared_host(self, machine: Machine) -> SimHost | None:
+        if self.hosts is None:
+            return None
+        return self.hosts.begin(machine.name, machine.loop, machine.cut_off_in_memory)
+
     def _incarnation(self, machine: Machine) -> int:
         """As a real process has it: no clock and no memory of the node's earlier ones, only chance of this host's."""
         return first(os.urandom(CHANCE_BYTES))
@@ -434,6 +457,9 @@ class Fleet:
         self._world.note(event.kind, machine.name, fields, detail=event.fields)
         if is_coordinator(machine.name) and event.kind == "step_aborted":
             self.aborted += 1
+        if event.kind == "view_installed" and machine.engine is not None and self.hosts is not None:
+            view_id = event.fields["view"]
+            self._checker.carried(machine.name, view_id, machine.engine.near(view_id) is not None)
 
     # -- how it ends ---------------------------------------------------------------------------------------------
 
@@ -453,7 +479,7 @@ class Fleet:
                 self._start_all_anew()
             elif not isinstance(error, _AGAIN):
                 self._failed("worker", _words(error), node=node, cause=error)
-        leftovers = machine.leftovers()
+        leftovers = machine.leftovers() + ([] if self.hosts is None else self.hosts.leftovers(node))
         if leftovers:
             self._checker.break_("no-leftover", f"{node} left {', '.join(leftovers)}", node=node)
         machine.end()
@@ -477,9 +503,9 @@ class Fleet:
         machine.done = False
         self._world.after(round(self._settings.restart_after * 1e9), self._start_again, machine)
 
-    def _cut_off(self, machine: Machine) -> None:
+    def _cut_off(self, machine: Machine, when: str) -> None:
         """A process was ended in the middle of writing. Like a pod, it comes back."""
-        self._world.note("cut_off", machine.name, "while it wrote to its disk")
+        self._world.note("cut_off", machine.name, when)
         self._checker.ended(machine.name)
         self._world.after(round(self._settings.restart_after * 1e9), self._start_again, machine)
 

@@ -27,6 +27,8 @@
     deleted         a deleted piece of shared state does not come back
     converge        eventual pieces are the same on all ranks of the view when nothing breaks any more (all four of
                     them where the workload looks at it: quicoll.sim.tiered_checks)
+    one-carrier     all ranks that work in a view hand each other what they can through the memory of their host, or
+                    none does
     ways            two ranks that cannot open a way to each other have a link through the relay alone, and two that are
                     behind no translator never have one through it
     memory          what a link holds beyond posted buffers is within its credit; there are no links to strangers
@@ -74,6 +76,7 @@ INVARIANTS = (
     "one-reading",
     "deleted",
     "converge",
+    "one-carrier",
     "ways",
     "memory",
     "no-leftover",
@@ -118,6 +121,7 @@ class Checker:
         self._apart: dict[str, None] = {}  # forgers that were believed: they themselves hold something else
         self._verdicts: dict[int, tuple[str, str, str]] = {}  # by view: the kind of failure, who is blamed, on whom
         self._calls: dict[_Call, dict[str, None]] = {}  # who has called it
+        self._carriers: dict[int, tuple[bool, str]] = {}  # by view: whether it is its host's memory, and on whom
         self._counts: dict[tuple[str, int, int], int] = {}  # by node, view and group
         self.held: dict[str, tuple[int, int]] = {}  # by node: decision and step of the state of its living process
         self._reached: dict[int, int] = {}  # by step: the last decision of a state after it
@@ -361,6 +365,13 @@ class Checker:
         if absent:
             which = f"{name} (call {call[2]} of its group in view {call[0]})"
             self.break_("together", f"{which} ended on {node} before {', '.join(absent)} called it", node=node)
+
+    def carried(self, node: str, view_id: int, near: bool) -> None:
+        """A rank goes to work in a view. near: by its host's memory."""
+        known = self._carriers.setdefault(view_id, (near, node))
+        if known[0] is not near:
+            one, other = (node, known[1]) if near else (known[1], node)
+            self.break_("one-carrier", f"in view {view_id} {one} uses its host's memory, and {other} none", node=node)
 
     def ended(self, node: str) -> None:
         """The process is gone, and its state with it."""

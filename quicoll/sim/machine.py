@@ -33,7 +33,7 @@ class Departed(BaseException):
 
 class Machine:
     """life(machine): the process, a coroutine made anew for every start. ended: it has ended by itself.
-    was_cut_off: the disk has ended it.
+    was_cut_off(machine, while): its disk or its host has ended it.
 
     done: the process ended by itself and well; it is not started again. error: by which the last one ended, None if
     well; failures: how many ended by one. trouble: the last error of a collective or a process here, and its true time.
@@ -45,6 +45,7 @@ class Machine:
     lies_to: nodes that get other bits from it. alarm_ns: between its alarms; 0: it raises none.
     forges: what it forges of its state; "": nothing. forgeries: how often it has, by what.
     on_vote: called at each vote of its process, before it is cast. on_sigterm: what its process does at SIGTERM.
+    on_end: called when its process has ended, however.
     flip_bit: flips a bit of its registered state (CheckedJob.flip_bit); None where it has not joined.
     """
 
@@ -54,7 +55,7 @@ class Machine:
         life: Callable[[Machine], Coroutine[Any, Any, Any]],
         *,
         ended: Callable[[Machine], None],
-        was_cut_off: Callable[[Machine], None],
+        was_cut_off: Callable[[Machine, str], None],
         awaited: bool = False,
     ) -> None:
         self.host = host
@@ -78,6 +79,7 @@ class Machine:
         self.forgeries: dict[str, int] = {}
         self.on_vote: Callable[[], None] = lambda: None
         self.on_sigterm: Callable[[], None] = lambda: None
+        self.on_end: Callable[[], None] = lambda: None
         self.engine: Engine | None = None
         self.endpoint: Endpoint | None = None
         self.faults: Faults | None = None
@@ -165,13 +167,19 @@ class Machine:
             self.host.power_off()
         else:
             self.host.kill()
+        self.on_end()
         if not self.disk.is_down:
             (self.disk.crash if power else self.disk.kill)()
 
     def _cut_off(self, crash: DiskFailure) -> None:
         """In the middle of an operation of the disk; what called it hears Halted, and nothing of it runs any more."""
         self.end(power=crash is DiskFailure.POWER_LOSS)
-        self._was_cut_off(self)
+        self._was_cut_off(self, "while it wrote to its disk")
+
+    def cut_off_in_memory(self) -> None:
+        """In the middle of what it does on a host that it shares; likewise."""
+        self.end()
+        self._was_cut_off(self, "while it used its host's memory")
 
     def fail_disk(self, what: str) -> None:
         """Let the disk fail: see scenario.Disk."""

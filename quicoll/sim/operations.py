@@ -21,7 +21,7 @@ import numpy as np
 if TYPE_CHECKING:
     from quicoll.collectives.group import Group
 
-__all__ = ["OPERATIONS", "CallSite", "tree"]
+__all__ = ["OPERATIONS", "CallSite", "several_at_once", "tree"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +224,24 @@ async def _objects_of_all(group: Group, here: CallSite) -> None:
 async def _barrier(group: Group, here: CallSite) -> None:
     """That none ends too early is for the invariant "together"."""
     await group.barrier()
+
+
+async def several_at_once(group: Group, here: CallSite) -> None:
+    """Small and large reductions in flight together, more of them than a rank may be ahead in its host's memory.
+
+    It is none of OPERATIONS: those are drawn for every seed, and this is for the ranks of one host.
+    """
+    small = [group.all_reduce(here.fractions(here.rank, 11, dtype=np.float64) * turn) for turn in range(1, 20)]
+    large = group.all_reduce(here.fractions(here.rank, 21_001))
+    middle = group.barrier()
+    integers = group.all_reduce([here.numbers(here.rank, 10_000), here.numbers(here.rank, 3)], op="max")
+    for turn in (19, *range(1, 19)):  # the last one first
+        expected = tree([here.fractions(rank, 11, dtype=np.float64) * turn for rank in here.ranks])
+        _same("one of several all_reduces", await small[turn - 1], expected)
+    most = [np.maximum.reduce([here.numbers(rank, count) for rank in here.ranks]) for count in (10_000, 3)]
+    _same("a large maximum", await integers, most)
+    await middle
+    _same("a large all_reduce", await large, tree([here.fractions(rank, 21_001) for rank in here.ranks]))
 
 
 OPERATIONS: dict[str, Callable[[Group, CallSite], Awaitable[None]]] = {

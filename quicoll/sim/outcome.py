@@ -33,6 +33,8 @@ class Settings:
         coordinators: 1 has its journal on its own disk; 2 or 3 share one in a database, and take over from each other.
         lease: As for `quicoll coordinator`, where there are several.
         sites: The site of each worker; () for no sites.
+        hosts: The host of each worker; those of one host share its memory, while all of a view are there. () for a host
+            of its own for each.
         nats: The kind of address translator that each worker is behind, one of its own: "full-cone", "restricted-cone",
             "port-restricted-cone", "symmetric"; "0", the number of an earlier worker, for the one that this is behind;
             "" for none. () for no translators.
@@ -61,6 +63,7 @@ class Settings:
     coordinators: int = 1
     lease: float = 2.0
     sites: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
     nats: tuple[str, ...] = ()
     nat_lifetime: float = 120.0
     relay: str = ""
@@ -79,11 +82,12 @@ class Settings:
             raise LocalError(f"a lease runs for a tenth of a second to an hour, not for {self.lease!r} s")
         if not 0 <= self.warm_spares <= self.spares <= 16:
             raise LocalError(f"not 0 <= warm_spares {self.warm_spares} <= spares {self.spares} <= 16")
-        sites: object = self.sites
-        if not isinstance(sites, tuple) or not all(isinstance(site, str) and site for site in sites):
-            raise LocalError(f"sites are a tuple of names, not {sites!r}")
-        if self.sites and len(self.sites) != self.ranks:
-            raise LocalError(f"{len(self.sites)} sites for {self.ranks} ranks")
+        for what in ("sites", "hosts"):
+            names: object = getattr(self, what)
+            if not isinstance(names, tuple) or not all(isinstance(name, str) and name for name in names):
+                raise LocalError(f"{what} are a tuple of names, not {names!r}")
+            if names and len(names) != self.ranks:
+                raise LocalError(f"{len(names)} {what} for {self.ranks} ranks")
         translators(self.nats)
         if not 0.1 <= self.nat_lifetime <= 86400:
             raise LocalError(f"a mapping lives for a tenth of a second to a day, not for {self.nat_lifetime!r} s")

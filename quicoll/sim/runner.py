@@ -44,13 +44,17 @@ __all__ = ["SeedResult", "Sweep", "run_scenario", "run_seed", "run_seeds"]
 def run_scenario(scenario: Scenario, *, recorder: Recorder | None = None) -> Outcome:
     """Run the built-in workload under this scenario. The seed also decides what its steps do.
 
+    Where ranks share a host, what can go through its memory does: no algorithm is asked for by name.
+
     Where a rank lies, they only exchange: there each rank reduces what it was sent itself, and the votes differ. By any
     other algorithm all ranks would agree on what the liar has made of its own part, which nobody can tell from the
     truth but the reference; and the other operations end the run with what they find.
     """
     load = replace(Load.of(scenario.seed), tiers=scenario.settings.tiers)
+    if scenario.settings.hosts:
+        load = replace(load, algorithm="auto", near=True)
     if any(isinstance(event.fault, LieTo) for event in scenario.events):
-        load = replace(load, algorithm="exchange", operations=("barrier",), groups=None, tiers=False)
+        load = replace(load, algorithm="exchange", operations=("barrier",), groups=None, tiers=False, near=False)
 
     async def life(job: Job, simulation: Simulation) -> int:
         return await worker(

@@ -40,7 +40,7 @@ import numpy as np
 from quicoll import checkpoint
 from quicoll.errors import CheckpointError, Diverged, JobDone, LocalError, Mismatch, QuicollError
 from quicoll.sim.digests import state_digest
-from quicoll.sim.operations import OPERATIONS, CallSite, tree
+from quicoll.sim.operations import OPERATIONS, CallSite, several_at_once, tree
 from quicoll.sim.subgroups import Grouping, Subgroups, after, beginning, grouping
 from quicoll.sim.tiered import TieredWork, hot_after, hot_state
 from quicoll.state.rank_state import SHARDED
@@ -76,7 +76,8 @@ class Load:
     algorithm: of the reductions. elements: of the vector. whole_every: steps whose numbers are multiples of it reduce
     all of it. operations: called in turn, by name. at_once: while the reduction is in flight. groups: which steps
     work in sub-groups; None: none does. table: whether the state has a table. divided: whether a vector is divided.
-    tiers: whether ranks change sets of tiers and share pieces of state.
+    tiers: whether ranks change sets of tiers and share pieces of state. near: whether steps that reduce the whole
+    vector call several things at once that ranks of one host hand each other through its memory, large ones as well.
     """
 
     algorithm: AlgorithmName = "auto"
@@ -88,6 +89,7 @@ class Load:
     table: bool = False
     divided: bool = False
     tiers: bool = False
+    near: bool = False
 
     @staticmethod
     def of(seed: int) -> Load:
@@ -329,6 +331,8 @@ async def _step(job: Job, held: _Held, load: Load, divided: Subgroups) -> None:
         if held.tiered is not None:
             await held.tiered.work(step, here.mark, held.views)
         await OPERATIONS[load.operation(number)](job.group, here)
+        if load.near and number % load.whole_every == 0:
+            await several_at_once(job.group, here)
         await held.stage(step, here.mark)
         mean = await reduced if mean is None else mean
         step.on_commit(lambda: held.apply(mean, rows, number, view))

@@ -12,12 +12,11 @@ the host (`staged`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch.distributed import ReduceOp
+from torch.distributed import AllreduceOptions, ReduceOp
 
 from quicoll.numerics.dtypes import DTYPES
 from quicoll.torch_backend.failures import refused
@@ -39,8 +38,7 @@ _OF_BOOLS = {"sum": "bor", "product": "band"}
 _MOST_S = 900_000.0  # below a million seconds, the most that an operation takes
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(NamedTuple):
     """What a call asks for beside its tensors. timeout: seconds; None: the group's."""
 
     op: Any
@@ -50,9 +48,8 @@ class Asked:
 
 def seconds_of(timeout: timedelta | None) -> float | None:
     """Return a timeout in seconds; None where it is not set, which torch says by a negative one."""
-    if timeout is None or timeout.total_seconds() <= 0:
-        return None
-    return min(timeout.total_seconds(), _MOST_S)
+    seconds = 0.0 if timeout is None else timeout.total_seconds()
+    return None if seconds <= 0 else min(seconds, _MOST_S)
 
 
 def read_options(options: Any, *more: Any, **named: Any) -> Asked:
@@ -65,6 +62,8 @@ def read_options(options: Any, *more: Any, **named: Any) -> Asked:
     Raises:
         LocalError: There is something that is none of these.
     """
+    if type(options) is AllreduceOptions and not more and not named:  # the most frequent call
+        return Asked(options.reduceOp, 0, seconds_of(options.timeout))
     op: Any = ReduceOp.SUM
     root, timeout = 0, None
     for given in (options, *more, *named.values()):
@@ -97,9 +96,10 @@ def flat(tensor: torch.Tensor) -> torch.Tensor:
     """
     if tensor.layout is not torch.strided:
         raise refused(f"a tensor of layout {tensor.layout} is taken by all_reduce alone; pass tensor.to_dense()")
-    if tensor.device.type != "cpu":
+    if not tensor.is_cpu:
         return read_device(tensor).reshape(-1)
-    return tensor.data.reshape(-1)
+    data = tensor.data
+    return data if data.dim() == 1 and data.is_contiguous() else data.reshape(-1)
 
 
 def movable(tensor: torch.Tensor) -> torch.Tensor:
@@ -118,7 +118,7 @@ def put(tensor: torch.Tensor, result: torch.Tensor) -> None:
     if result.dtype is not tensor.dtype:
         result = result.view(tensor.dtype)
     with torch.inference_mode() if tensor.is_inference() else torch.no_grad():
-        if tensor.device.type != "cpu":
+        if not tensor.is_cpu:
             write_device(tensor, result.view(tensor.shape))
         else:
             tensor.data.copy_(result.view(tensor.shape))
@@ -138,9 +138,9 @@ def reduced_by(op: Any, tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Ten
     """
     kind = getattr(op, "op", op)
     data = [flat(tensor) for tensor in tensors]
-    if kind == ReduceOp.PREMUL_SUM:
-        return [(each * op.factor).to(each.dtype) for each in data], "sum"
     name = _OPS.get(kind)
+    if name is None and kind == ReduceOp.PREMUL_SUM:
+        return [(each * op.factor).to(each.dtype) for each in data], "sum"
     if name is None:
         raise refused(f"{op} is no operation of a reduction")
     return data, _OF_BOOLS.get(name, name) if data[0].dtype is torch.bool else name

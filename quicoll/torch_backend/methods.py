@@ -106,8 +106,9 @@ class Methods:
     def allreduce(self, tensors: Any, opts: Any = None, *more: Any, **named: Any) -> OperationWork:
         """Reduce each tensor in place over all ranks."""
         given, asked = listed(tensors), read_options(opts, *more, **named)
-        if any(tensor.is_sparse for tensor in given):
-            return self._allreduce_sparse(given, asked)
+        for tensor in given:
+            if tensor.is_sparse:
+                return self._allreduce_sparse(given, asked)
         return self._reduced("all_reduce", given, asked)
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None, **named: Any) -> OperationWork:
@@ -494,6 +495,9 @@ class _Later:
 
     def add_done_callback(self, callback: Callable[[Any], object]) -> None:
         self._done.add_done_callback(callback)
+
+    def attend(self, *, ends: bool = False) -> None:
+        pass  # it waits in a thread of its own, which says so
 
     def take(self) -> Any:
         return self._done.result().take()

@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch._C._distributed_c10d import Work
 
+from quicoll.engine.runtime import attend
 from quicoll.errors import LocalError, QuicollError
 from quicoll.torch_backend.failures import CLOSED, add_words, for_torch, milliseconds, refused
 from quicoll.torch_backend.pool import run_aside
@@ -62,6 +63,10 @@ class WorkPart(Protocol):
 
     def add_done_callback(self, callback: Callable[[Any], object]) -> None: ...
 
+    def attend(self, *, ends: bool = False) -> None:
+        """Take note that a thread waits for it from here on, or no longer (`ends`)."""
+        ...
+
     def take(self) -> Any:
         """Return the result of what has ended, or raise its error; on a caller's thread."""
         ...
@@ -78,6 +83,10 @@ class OperationPart:
     def add_done_callback(self, callback: Callable[[Any], object]) -> None:
         """See WorkPart."""
         self._handle.add_done_callback(callback)
+
+    def attend(self, *, ends: bool = False) -> None:
+        """See WorkPart."""
+        attend(self._handle.pending.future, ends=ends)
 
     def take(self) -> Any:
         """See WorkPart."""
@@ -216,6 +225,8 @@ class OperationWork(Work):
             if self._future is None:
                 self._base = future_of(self._tensors)
                 self._future = self._base.then(self._value)
+                for part in self._parts:  # whoever waits for the future does so in C++, and says nothing
+                    part.attend()
             ended = self._ended
         if self._settled:
             self._settle()  # C++ that has waited takes the value without waiting for the future
@@ -245,9 +256,14 @@ class OperationWork(Work):
             self._waiting += 1
             if self._end is None:
                 self._end = threading.Event()
+        parts = self._parts  # which are gone when another thread has handed the results over
         try:
+            for part in parts:
+                part.attend()
             self._end.wait(seconds)
         finally:
+            for part in parts:
+                part.attend(ends=True)
             with self._lock:
                 self._waiting -= 1
         return self._ended

@@ -66,7 +66,8 @@ def meeting(seed: int) -> Meeting:
     things = {f"fault {kind}" for kind in kinds}
     if "lie" not in kinds:  # these do nothing but exchange
         things |= {f"operation {name}" for name in load.operations}
-        things |= {f"algorithm {load.algorithm}", f"sites {len(set(made.settings.sites))}"}
+        algorithm = "auto" if made.settings.hosts else load.algorithm  # as quicoll.sim.runner has it
+        things |= {f"algorithm {algorithm}", f"sites {len(set(made.settings.sites))}"}
         things |= {f"groups {load.groups is not None}", f"at once {load.at_once}"}
     things.add(f"nats {bool(made.settings.nats)}")
     if any(not opens(made.settings.nats, *pair) for pair in combinations(range(made.ranks), 2)):

@@ -44,6 +44,13 @@ def test_sums_are_timed_beside_gloo(measured: Measured) -> None:
         assert all(sample["seconds"] > 0 for samples in case["samples"].values() for sample in samples)
 
 
+def test_what_sharded_training_is_made_of_is_timed_beside_gloo(measured: Measured) -> None:
+    pytest.importorskip("torch", reason="Gloo is torch's")
+    report = measured("sharded", "--vs", "gloo", "--sizes", "100", "-n", "2")
+    assert list(report["ratios"]) == ["all_gather 100 B", "reduce_scatter 100 B", "broadcast 100 B"]
+    assert all(list(beside) == ["gloo"] for beside in report["ratios"].values())
+
+
 def test_messages_are_timed_beside_stock_aioquic_and_steps_alone(measured: Measured) -> None:
     report = measured("transfer", "--vs", "aioquic", "--sizes", "100KiB", "--datagram", "1452")
     assert list(report["ratios"]["transfer 100 KiB"]) == ["aioquic"]

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from oracle import TOGETHER, cases, reductions
+from oracle import TOGETHER, Move, cases, moves, reductions
+from slow_reference import DTYPES
 
 import quicoll.blocking
 import quicoll.testing
@@ -23,6 +24,7 @@ from quicoll.collectives.subgroups import WORLD
 from quicoll.engine.neighbourhood import GROUP
 from quicoll.local.layout import SLOTS, SMALL_BYTES
 from quicoll.local.memory import Segment, unusable
+from quicoll.plan import ALGORITHMS
 from quicoll.testing import cluster
 
 pytestmark = [pytest.mark.loopback, pytest.mark.skipif(bool(unusable()), reason=unusable() or "usable")]
@@ -50,6 +52,110 @@ async def test_reductions_of_every_type_and_operation_have_the_bits_of_their_def
         for at in range(0, len(chosen), TOGETHER):
             results = await everyone(jobs, lambda job, at=at: reductions(job, chosen[at : at + TOGETHER]))
             assert [type(result) for result in results] == [list] * world, results
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+async def test_what_is_moved_of_every_type_and_of_uneven_sizes_has_the_bits_that_were_given(world: int) -> None:
+    async with cluster(world, local=True, lost_after=20.0) as jobs:
+        chosen = [Move(dtype, seed) for seed, dtype in enumerate(DTYPES)]
+        for at in range(0, len(chosen), 4):
+            results = await everyone(jobs, lambda job, at=at: moves(job, chosen[at : at + 4]))
+            assert [type(result) for result in results] == [list] * world, results
+
+
+REDUCED: dict[str, Callable[[Job, Any, str], Any]] = {
+    "reduce": lambda job, x, way: job.group.reduce(x, root=1, algorithm=way),
+    "reduce_scatter": lambda job, x, way: job.group.reduce_scatter(x, algorithm=way),
+    "uneven reduce_scatter": lambda job, x, way: job.group.reduce_scatter(
+        x, counts=[5, 0, len(x) - 5], op="max", algorithm=way
+    ),
+    "leaves' all_reduce": lambda job, x, way: job.group.all_reduce(
+        job.group.shards(5).leaves([x * (i + 1) for i in job.group.shards(5)]), op="avg", algorithm=way
+    ),
+}
+MOVED: dict[str, Callable[[Job, Any, str], Any]] = {
+    "broadcast": lambda job, x, way: job.group.broadcast(x, root=2, algorithm=way),
+    "all_gather": lambda job, x, way: job.group.all_gather(x, algorithm=way),
+    "uneven all_gather": lambda job, x, way: job.group.all_gather(x[: len(x) * job.rank // 2], algorithm=way),
+    "gather": lambda job, x, way: job.group.gather(x[job.rank :], root=1, algorithm=way),
+    "scatter": lambda job, x, way: job.group.scatter(x, root=1, algorithm=way),
+    "uneven scatter": lambda job, x, way: job.group.scatter(
+        x, root=0, counts=[0, 1, len(x) - 1] if job.rank == 0 else None, algorithm=way
+    ),
+}
+
+
+@pytest.mark.parametrize("elements", [SMALL_BYTES // 4 - 3, SMALL_BYTES // 4 + 1, 700_003])
+@pytest.mark.parametrize("what", [*REDUCED, *MOVED])
+async def test_every_operation_gives_small_and_large_what_it_gives_over_quic(what: str, elements: int) -> None:
+    """Of uneven sizes one rank's payload fits into a slot, and another's does not."""
+
+    async def call(job: Job) -> Any:
+        rng = np.random.default_rng(job.rank)
+        x = rng.standard_normal(elements).astype(np.float32) * np.float32(10.0**job.rank)
+        issue = {**REDUCED, **MOVED}[what]
+        handles = [issue(job, x, way) for way in ("local", ALGORITHMS[what.split()[-1]][0], "auto")]
+        assert handles[2].pending.operation.near_call(0) is not None
+        return [await handle for handle in handles]
+
+    async with cluster(3, local=True, lost_after=20.0) as jobs:
+        for local, direct, auto in await everyone(jobs, call):
+            if direct is None:
+                assert local is None
+                assert auto is None
+            else:
+                assert local.shape == direct.shape
+                assert local.tobytes() == direct.tobytes() == auto.tobytes()
+
+
+async def test_large_parts_for_each_rank_and_objects_come_as_they_were_given() -> None:
+    async def call(job: Job) -> Any:
+        parts = [np.full((1 + 90_000 * ((job.rank + to) % 3), 2), 10 * job.rank + to) for to in range(3)]
+        mine = {"rank": job.rank, "bytes": bytes(70_000 * job.rank)}
+        handles = [
+            job.group.all_to_all(parts),
+            job.group.all_gather_object(mine),
+            job.group.broadcast_object(mine, root=2),
+        ]
+        return [await handle for handle in handles]
+
+    async with cluster(3, local=True, lost_after=20.0) as jobs:
+        for rank, (parts, objects, one) in enumerate(await everyone(jobs, call)):
+            for source, part in enumerate(parts):
+                assert part.shape == (1 + 90_000 * ((rank + source) % 3), 2)
+                assert (part == 10 * source + rank).all()
+            assert objects == [{"rank": each, "bytes": bytes(70_000 * each)} for each in range(3)]
+            assert one == objects[2]
+
+
+async def test_an_out_that_a_large_result_is_written_to_in_place_is_let_go_of() -> None:
+    async with cluster(3, local=True, lost_after=20.0, timeout=60.0) as jobs:
+        outs = [np.zeros(1 << 18) for _ in jobs]
+        results = await everyone(jobs, lambda job: job.group.all_reduce(np.ones(1 << 18), out=outs[job.rank]))
+        assert all(result is out for result, out in zip(results, outs, strict=True))
+        assert all((out == 3).all() for out in outs)
+        handles = [jobs[rank].group.all_reduce(np.ones(1 << 18), out=outs[rank]) for rank in (0, 1)]  # one never calls
+        waits = asyncio.ensure_future(handles[0])
+        await asyncio.sleep(0)
+        waits.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waits
+        assert handles[0].pending.released is not None
+        assert handles[0].pending.released.done()
+        with pytest.raises(PeerError, match="cancelled"):
+            await handles[1]
+        assert handles[1].pending.released.done()
+
+
+async def test_an_out_that_does_not_fit_is_told_to_its_caller_and_ends_the_view_for_all() -> None:
+    async with cluster(2, local=True, lost_after=20.0, timeout=60.0) as jobs:
+        errors = await everyone(
+            jobs, lambda job: job.group.all_gather(np.ones(3), out=np.zeros(6 + job.rank) if job.rank else None)
+        )
+        assert type(errors[1]) is LocalError, errors
+        # The other one may have its result, which is right; but nobody goes on in this view.
+        later = await everyone(jobs, lambda job: job.group.all_reduce(np.ones(3)))
+        assert all(isinstance(error, QuicollError) for error in later), later
 
 
 @pytest.mark.parametrize("elements", [SMALL_BYTES // 4, SMALL_BYTES // 4 + 1, 300_001, 2_000_003])
@@ -92,6 +198,48 @@ async def test_a_call_that_nobody_awaits_ends_where_the_others_need_it() -> None
         del forgotten
 
 
+@pytest.mark.parametrize("moment", ["before", "after"])
+async def test_a_call_that_a_signal_interrupts_ends_at_once_and_so_do_those_around_it(
+    moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not by its deadline, which is far away: nobody has a handle of it, and the others wait for its share."""
+    async with cluster(2, local=True, lost_after=20.0, timeout=500.0) as jobs:
+        groups = [job.group for job in jobs]
+        context = groups[0]._context
+        near, hold, futures = context.near(jobs[0].view.view_id), context.runtime.hold, []
+        assert near is not None
+        small, here = near._small, threading.current_thread()
+        advance = small.advance
+
+        def held(begun: Any, *, in_loop: bool) -> Any:
+            answer = hold(begun, in_loop=in_loop)
+            futures.append(answer.future)
+            return answer
+
+        def interrupted() -> Any:
+            if threading.current_thread() is not here:
+                return advance()
+            if moment == "after":
+                advance()
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(context.runtime, "hold", held)
+        first = groups[0].all_reduce(np.ones(1))
+        peers = [groups[1].all_reduce(np.ones(1)) for _ in range(2)]
+        with monkeypatch.context() as patch:
+            patch.setattr(small, "advance", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                groups[0].all_reduce(np.ones(1))
+        results = await asyncio.gather(first, *peers, return_exceptions=True)
+        assert all(isinstance(each, np.ndarray | QuicollError) for each in results), results
+        if moment == "after":
+            assert isinstance(results[0], np.ndarray)  # which it had before the interruption
+        await asyncio.wait(futures)  # all of both ranks', that of the interrupted call too
+        assert futures[-1].cancelled()
+        with pytest.raises(PeerError, match=r"cancelled|KeyboardInterrupt of a signal handler"):
+            await groups[0].all_reduce(np.ones(1))
+
+
 CALLED: dict[str, tuple[Callable[[Job], Any], type[QuicollError], str]] = {
     "another type": (
         lambda job: job.group.all_reduce(np.ones(2, np.float32 if job.rank else np.float64)),
@@ -103,10 +251,30 @@ CALLED: dict[str, tuple[Callable[[Job], Any], type[QuicollError], str]] = {
         Mismatch,
         r"shape \(1048576,\) on rank 0",
     ),
-    "what is never small": (
+    "another operation": (
         lambda job: job.group.all_reduce(np.ones(2)) if job.rank else job.group.all_gather(np.ones(2)),
         Mismatch,
         r"rank 0 called all_gather",
+    ),
+    "another operation, both large": (
+        lambda job: (job.group.broadcast if job.rank else job.group.reduce)(np.ones(1 << 17)),
+        Mismatch,
+        r"rank 0 called reduce",
+    ),
+    "a small one over QUIC": (
+        lambda job: job.group.all_gather(np.ones(2), algorithm="auto" if job.rank else "direct"),
+        Mismatch,
+        r"rank 0",
+    ),
+    "a large one over QUIC": (
+        lambda job: job.group.broadcast(np.ones(1 << 17), algorithm="auto" if job.rank else "tree"),
+        Mismatch,
+        r"rank 0",
+    ),
+    "what always goes over QUIC": (
+        lambda job: job.group.all_gather(np.ones(2)) if job.rank else job.group.split(0),
+        Mismatch,
+        r"rank 0 called split",
     ),
     "a barrier": (
         lambda job: job.group.all_reduce(np.ones(2)) if job.rank else job.group.barrier(),
@@ -170,6 +338,42 @@ async def test_a_call_that_is_cancelled_ends_the_view_for_all() -> None:
             await other
 
 
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not true():  # noqa: ASYNC110 - nobody tells of what a rank has noted
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("elements", [1, 1 << 17])
+async def test_a_rank_that_calls_late_is_a_straggler_to_those_who_have_waited(elements: int) -> None:
+    told: list[dict[str, Any]] = []
+    late = asyncio.Event()
+
+    def observe(event: Any) -> None:
+        if event.kind == "straggler" and event.fields["op"] == "all_gather#0":
+            told.append(event.fields)
+
+    def waited(job: Job) -> bool:
+        """Whether this rank has seen who is there, and who is not."""
+        near = job.group._context.near(job.view.view_id)
+        assert near is not None
+        return any(len(call.arrived_ns or ()) == 2 for call in near._calls.values())
+
+    async def call(job: Job) -> Any:
+        if job.rank == 2:
+            await late.wait()
+        return await job.group.all_gather(np.ones(elements))
+
+    async with cluster(3, local=True, lost_after=20.0, straggler_after=0.1, observer=observe) as jobs:
+        calls = asyncio.ensure_future(everyone(jobs, call))
+        await until(lambda: waited(jobs[0]) and waited(jobs[1]))
+        await asyncio.sleep(0.2)  # so late it is then, at least
+        late.set()
+        assert [len(result) for result in await calls] == [3 * elements] * 3
+        await until(lambda: len(told) == 2)
+        assert [each["rank"] for each in told] == [2, 2], told
+
+
 async def test_steps_are_committed_and_the_next_view_meets_anew() -> None:
     async def step(job: Job) -> tuple[int, bytes]:
         async with job.step() as step:
@@ -197,8 +401,10 @@ async def test_local_by_name_is_refused_where_it_cannot_be() -> None:
         halves = await everyone(jobs, lambda job: job.group.split(0))
         with pytest.raises(LocalError, match="do not share a host's memory"):
             halves[0].all_reduce(np.ones(1), algorithm="local")
-        leaves = jobs[0].group.shards(4).leaves([np.ones(1 << 16)] * 2)
-        with pytest.raises(LocalError, match="not of one leaf for each"):
+        with pytest.raises(LocalError, match="do not share a host's memory"):
+            halves[0].all_gather(np.ones(1), algorithm="local")
+        leaves = jobs[0].group.shards(16384).leaves([np.ones(2)] * 8192)
+        with pytest.raises(LocalError, match="it has 8192 leaves on a rank"):
             jobs[0].group.all_reduce(leaves, algorithm="local")
         assert all((await everyone(jobs, lambda job: job.group.all_reduce(np.ones(1))))[0] == 2)
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import mmap
 import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
+import quicoll.local.meeting
 from quicoll.local.layout import SegmentLayout
 from quicoll.local.meeting import MeetingFailed, MeetingPlace, Met, listen, meet_all
 from quicoll.local.memory import Segment, unusable
@@ -126,6 +129,73 @@ def test_a_rank_that_does_not_come_is_named_and_nothing_is_left_open(sides: list
     sides[1].meet(sides[0], within=0.01)
     assert "rank 0 not met" in str(sides[1].error)
     assert len(os.listdir("/proc/self/fd")) == before - 1
+
+
+class Ended(BaseException):
+    """What becomes of a rank whose process ends: the kernel closes what it had, as `meet_all` does on its way out."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", range(3))
+def test_a_rank_that_ends_before_any_of_its_steps_leaves_nothing_open_anywhere(
+    ending: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All others meet all, or know that they have not, by their deadline; whatever came is closed."""
+    answer = quicoll.local.meeting._Sockets.answer
+    steps = 0
+
+    def ends(sockets: Any, step: Any) -> Any:
+        nonlocal steps
+        if threading.current_thread().name == str(ending):
+            steps += 1
+            if steps == last:
+                raise Ended
+        return answer(sockets, step)
+
+    monkeypatch.setattr(quicoll.local.meeting._Sockets, "answer", ends)
+    for last in range(1, 19):
+        steps = 0
+        gc.collect()
+        before = len(os.listdir("/proc/self/fd"))
+        told: dict[int, dict[int, Met] | BaseException] = {}
+        servers = [listen() for _ in range(3)]
+        given = [[os.eventfd(0) for _ in range(3)] for _ in range(3)]
+
+        def meet(rank: int, servers: Any = servers, given: Any = given, told: Any = told) -> None:
+            others = [peer for peer in range(3) if peer != rank]
+            try:
+                told[rank] = meet_all(
+                    servers[rank][0],
+                    view_id=7,
+                    rank=rank,
+                    places={peer: MeetingPlace(servers[peer][1], bytes([peer, rank]) * 16) for peer in others},
+                    secrets={peer: bytes([rank, peer]) * 16 for peer in others},
+                    descriptors=given[rank],
+                    within=0.2,
+                )
+            except (MeetingFailed, Ended) as error:
+                told[rank] = error
+            servers[rank][0].close()
+
+        threads = [threading.Thread(target=meet, args=(rank,), name=str(rank)) for rank in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for rank, found in told.items():
+            if isinstance(found, dict):
+                assert sorted(found) == [peer for peer in range(3) if peer != rank]
+                for met in found.values():
+                    met.close()
+        for each in given:
+            for descriptor in each:
+                os.close(descriptor)
+        assert sorted(told) == [0, 1, 2]
+        assert isinstance(told[ending], Ended if steps == last else dict | MeetingFailed)
+        if last < 8 and steps == last:  # it has given nobody what it brought
+            assert not any(isinstance(found, dict) for found in told.values())
+        told.clear()
+        assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_no_socket_is_dialled_that_is_not_named_like_ours(sides: list[Side]) -> None:

@@ -20,12 +20,14 @@ from quicoll.sim.operations import OPERATIONS
 from quicoll.sim.outcome import Settings
 from quicoll.sim.scenario import swarm
 from quicoll.sim.scenario.events import (
+    MEMORY_FAULTS,
     Crash,
     Fault,
     Forge,
     Heal,
     JournalFault,
     LieTo,
+    MemoryFault,
     Restart,
     ScaleTo,
     ScenarioEvent,
@@ -67,6 +69,8 @@ sim.at(1.3).corrupt(0, times=3)
 sim.at(1.3).rebind(2)
 sim.at(1.4).disk("coordinator", "fsync")
 sim.at(1.4).disk(1, "power")
+sim.at(1.4).memory(1, "kill", after=7)
+sim.at(1.4).memory(2, "full")
 sim.at(1.5).join(4)
 sim.at(1.5).leave(1)
 sim.at(1.5).scale(8)
@@ -356,11 +360,37 @@ def test_a_forger_changes_nothing_else_of_a_seed_and_is_its_liar_where_it_has_on
     )
 
 
+def test_hosts_that_are_shared_change_nothing_else_of_a_seed() -> None:
+    others = [kind for kind in FAULT_KINDS if kind != "memory"]
+    some: list[Scenario] = []
+    for seed in range(400):
+        made, without = generate(seed), generate(seed, kinds=others)
+        assert without.settings.hosts == ()
+        assert replace(made.settings, hosts=()) == without.settings
+        if not made.settings.hosts:
+            assert made == without
+            continue
+        some.append(made)
+        left = list(made.events[:-1])
+        for event in without.events[:-1]:
+            left.remove(event)  # which fails where it is not there
+        assert {type(event.fault) for event in left} == {MemoryFault}
+    assert 400 // 10 < len(some) < 400 // 5
+    assert {made.settings.hosts.count("one") for made in some} == {3, 4}
+    assert not any(made.settings.nats for made in some)
+    faults = [event.fault for made in some for event in made.events if isinstance(event.fault, MemoryFault)]
+    assert {fault.what for fault in faults} == set(MEMORY_FAULTS)
+    assert (
+        generate(3, ranks=1, kinds=["memory"]).settings.hosts == generate(3, settings=Settings()).settings.hosts == ()
+    )
+
+
 def test_translators_and_relays_change_nothing_else_of_a_seed() -> None:
-    others = [kind for kind in FAULT_KINDS if kind not in WAY_KINDS]
+    kinds = [kind for kind in FAULT_KINDS if kind != "memory"]  # ranks share hosts only where there are no translators
+    others = [kind for kind in kinds if kind not in WAY_KINDS]
     some: list[Scenario] = []
     for seed in range(600):
-        made, without = generate(seed), generate(seed, kinds=others)
+        made, without = generate(seed, kinds=kinds), generate(seed, kinds=others)
         assert without.settings.nats == ()
         plain = replace(made.settings, nats=(), relay="", nat_lifetime=Settings().nat_lifetime)
         assert plain == without.settings

@@ -41,6 +41,7 @@ __all__ = [
     "FORGERIES",
     "JOURNAL_FAULTS",
     "MEDDLINGS",
+    "MEMORY_FAULTS",
     "RELAY_HOST",
     "TAKEOVERS",
     "Alarm",
@@ -58,6 +59,7 @@ __all__ = [
     "LeaveJob",
     "LieTo",
     "Meddle",
+    "MemoryFault",
     "NodeRef",
     "PartitionPath",
     "Pause",
@@ -88,6 +90,7 @@ DISK_FAULTS = ("write", "fsync", "full", "power", "kill")
 TAKEOVERS = ("crash", "power", "workers", "database", "pause")
 JOURNAL_FAULTS = ("refused", "answer", "late", "away", "back")
 FORGERIES = ("chunks", "manifest", "state", "version")
+MEMORY_FAULTS = ("spoil", "full", "kill", "late")
 MEDDLINGS = ("alter", "misdirect", "repeat", "lose")
 
 
@@ -354,6 +357,22 @@ class DiskFault:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryFault:
+    """What the worker does on a host that it shares fails, until the healing: one of the payloads that it reads there
+    has another bit ("spoil"), the one of this number from now on (`after`); it gets a "kill" at the step of this
+    number, in memory or of a meeting; there is no memory for it ("full"); who wakes it does so "late".
+    """
+
+    node: str
+    what: str
+    after: int = 1
+
+    def source(self) -> str:
+        after = f", after={self.after}" if self.after != 1 else ""
+        return f"memory({_node(self.node)}, {_text(self.what)}{after})"
+
+
+@dataclass(frozen=True, slots=True)
 class TakeOver:
     """Whichever coordinator leads is lost: its process ("crash") or its machine ("power") for good; the paths to all
     "workers" or that to the "database", until the healing; or it stands still for longer than its lease ("pause").
@@ -430,6 +449,7 @@ Fault: TypeAlias = (
     | SetConditions
     | CorruptPayloads
     | DiskFault
+    | MemoryFault
     | TakeOver
     | JournalFault
     | Rebind
@@ -503,6 +523,8 @@ def kinds_of(fault: Fault, usual: Conditions) -> tuple[str, ...]:
             return ("hold",)
         case DiskFault():
             return ("disk",)
+        case MemoryFault():
+            return ("memory",)
         case TakeOver():
             return ("coordinator_takeover",)
         case JournalFault():

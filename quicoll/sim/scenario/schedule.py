@@ -12,6 +12,7 @@ from quicoll.sim.scenario.events import (
     FORGERIES,
     JOURNAL_FAULTS,
     MEDDLINGS,
+    MEMORY_FAULTS,
     RELAY_HOST,
     TAKEOVERS,
     Alarm,
@@ -29,6 +30,7 @@ from quicoll.sim.scenario.events import (
     LeaveJob,
     LieTo,
     Meddle,
+    MemoryFault,
     NodeRef,
     PartitionPath,
     Pause,
@@ -219,6 +221,21 @@ class FaultSchedule:
         if what not in DISK_FAULTS:
             raise LocalError(f"a disk fails in one of the ways {', '.join(DISK_FAULTS)}, not {what!r}")
         return self.fault(DiskFault(node_name(node), what))
+
+    def memory(self, node: NodeRef, what: str, *, after: int = 1) -> FaultSchedule:
+        """Make what the worker does in its host's memory fail, until `heal`; for workers that share a host.
+
+        Args:
+            node: The worker.
+            what: "spoil" for another bit in a payload that it reads; "full" for no memory; "kill" for its end in the
+                middle of what it does there; "late" for wake-ups that take long.
+            after: Which payload that it reads from then on has another bit; at which step it ends.
+        """
+        if what not in MEMORY_FAULTS:
+            raise LocalError(f"memory fails in one of the ways {', '.join(MEMORY_FAULTS)}, not {what!r}")
+        if isinstance(after, bool) or not 1 <= after <= _MOST_TIMES:
+            raise LocalError(f"memory fails after 1 to {_MOST_TIMES} of its uses, not {after!r}")
+        return self.fault(MemoryFault(_worker(node, "uses its host's memory"), what, after))
 
     def take_over(self, how: str) -> FaultSchedule:
         """Make another coordinator take over (`Settings(coordinators=2)`) from the one that leads by then.

@@ -26,6 +26,7 @@ from quicoll.sim.scenario.events import (
     Heal,
     JournalFault,
     Meddle,
+    MemoryFault,
     Rebind,
     ScenarioEvent,
     SetConditions,
@@ -151,7 +152,8 @@ def _fewer_ranks(scenario: Scenario) -> Iterator[Scenario]:
     settings = scenario.settings
     for ranks in range(1, scenario.ranks):
         nats = settings.nats[: ranks + settings.spares]
-        yield _among(scenario, replace(settings, ranks=ranks, sites=settings.sites[:ranks], nats=nats))
+        sites, hosts = settings.sites[:ranks], settings.hosts[:ranks]
+        yield _among(scenario, replace(settings, ranks=ranks, sites=sites, hosts=hosts, nats=nats))
 
 
 def _among(scenario: Scenario, settings: Settings) -> Scenario:
@@ -167,7 +169,7 @@ def _among(scenario: Scenario, settings: Settings) -> Scenario:
     events = [
         (event, _left(event.fault, names, behind, passes_on=bool(behind) and settings.relay != "none"))
         for event in scenario.events
-        if event.voter in ("", *names)
+        if event.voter in ("", *names) and (settings.hosts or not isinstance(event.fault, MemoryFault))
     ]
     kept = tuple(replace(event, fault=fault) for event, fault in events if fault is not None)
     return replace(scenario, settings=settings, events=kept)

@@ -22,6 +22,8 @@ pace is drawn as well.
     lie, alarm                         bad members: other bits for one peer; reports that end views for nothing
     forge                              a bad member: another state than it has, given to one that comes back
     scale                              an operator asks for another number of ranks, once or several times
+    memory                             ranks share a host: bits of its memory flip, there is none, wake-ups are late, a
+                                       process is killed in the middle of a store
     rebind, relay                      ranks are behind address translators, which lose their mappings; what passes on
                                        for them is lost, cut off, or meddles (ways.py)
     coordinator_takeover, journal      there are several coordinators, and their journal in a database: who leads is
@@ -48,6 +50,10 @@ them are kept warm. Drawn apart, too. Faults befall them as well; an operator ge
 
 Tiers. An eighth of the seeds change sets of tiers and share pieces of state (quicoll.sim.tiered), which is a setting as
 well, and drawn apart. None of them has a forger; where a rank lies, they do not.
+
+Hosts. A seventh of the seeds have ranks that share a host, drawn apart too, and nothing else of them is another one but
+what they call. All are on one, or all but the last; those that come later are where the first ones are. Their memory
+fails in some way once to three times. None of them is behind an address translator.
 
 Ways. An eleventh of the seeds have ranks behind address translators, drawn apart as well, and nothing else of them is
 another one. Ranks that come later are behind none.
@@ -78,6 +84,7 @@ from quicoll.sim.scenario.events import (
     COORDINATOR_HOST,
     DISK_FAULTS,
     FORGERIES,
+    MEMORY_FAULTS,
     TAKEOVERS,
     Alarm,
     CorruptPayloads,
@@ -93,6 +100,7 @@ from quicoll.sim.scenario.events import (
     Leap,
     LeaveJob,
     LieTo,
+    MemoryFault,
     PartitionPath,
     Pause,
     Repair,
@@ -144,9 +152,11 @@ FAULT_KINDS: tuple[str, ...] = (
     "scale",
     *_SEVERAL,
     *WAY_KINDS,
+    "memory",
 )
 """All kinds of fault, in the order in which they are drawn."""
 
+_SHARING = 0.15
 _MOST_NEWCOMERS = 2
 _HORIZONS_MS = (200, 300, 500, 500, 1000, 1000, 2000, 4000)
 _FORMED = 18  # latencies until the first view is at work; it needs all ranks, so an earlier crash leaves no steps
@@ -234,7 +244,8 @@ def generate(
     several = _several(seed, wanted) if settings is None or settings.coordinators > 1 else None
     ways = ways_of(seed, wanted) if settings is None or settings.nats else None
     of_ways = tuple(kind for kind in wanted if kind in WAY_KINDS)
-    wanted = tuple(kind for kind in wanted if kind not in ("forge", "scale", *_SEVERAL, *WAY_KINDS))
+    hosts = _hosts(seed, ranks, wanted) if settings is None and ways is None else None
+    wanted = tuple(kind for kind in wanted if kind not in ("forge", "scale", *_SEVERAL, *WAY_KINDS, "memory"))
     draw = drawn_for("", seed)
     enabled = [kind for kind in wanted if draw.chance(0.5)]
     horizon = draw.one_of(_HORIZONS_MS) * _MS
@@ -247,6 +258,8 @@ def generate(
         drawn = replace(drawn, coordinators=_how_many(seed), lease=several.one_of((0.5, 1.0, 2.0)))
     if ways is not None:
         drawn = with_translators(ways, drawn)
+    if hosts is not None:
+        drawn = replace(drawn, hosts=_places(hosts, ranks))
     settings = replace(drawn, sites=_sites(seed, ranks)) if settings is None else replace(settings, ranks=ranks)
     builder = _Builder(draw, settings, horizon)
     count = draw.one_of((1, 1, 2, 2, 3, 3, 4, 5, 6, 8))
@@ -260,6 +273,8 @@ def generate(
         builder.lose_leaders(several, losses)
     if ways is not None:
         builder.disturb_ways(ways, of_ways)
+    if hosts is not None:
+        builder.disturb_memory(hosts)
     events = builder.healed()
     compute_s = round(events[-1].at_ns / _S / steps * pace, 4)
     return Scenario(seed=seed, steps=steps, compute_s=compute_s, settings=settings, events=events)
@@ -296,6 +311,18 @@ def _sites(seed: int, ranks: int) -> tuple[str, ...]:
         return tuple(places[len(places) * rank // ranks] for rank in range(ranks))
     between = [draw.one_of(places) for _ in range(ranks - 2)]
     return (places[0], *between, places[1])
+
+
+def _hosts(seed: int, ranks: int, wanted: Sequence[str]) -> SwarmDraw | None:
+    """What the shared hosts of this seed, and their faults, are drawn by; None where it has none."""
+    draw = drawn_for("hosts", seed)
+    alone = list(wanted) == ["memory"]
+    return draw if ranks > 1 and "memory" in wanted and draw.chance(1.0 if alone else _SHARING) else None
+
+
+def _places(draw: SwarmDraw, ranks: int) -> tuple[str, ...]:
+    """The host of each rank: one, or one for all but the last, without which the others share theirs."""
+    return (*("one",) * (ranks - 1), "one" if ranks < 3 or draw.chance(0.8) else "other")
 
 
 def _forges(seed: int, wanted: Sequence[str]) -> SwarmDraw | None:
@@ -435,6 +462,15 @@ class _Builder:
         """Let translators and relays fail. draw: by which all of it is drawn."""
         begin = _FORMED * self._settings.conditions.latency_ns if draw.chance(0.85) else 0
         disturb_ways(draw, self._settings, kinds, begin_ns=begin, horizon_ns=self._horizon, put=self._put)
+
+    def disturb_memory(self, draw: SwarmDraw) -> None:
+        """Let the memory of a host fail. draw: by which all of it is drawn."""
+        begin = _FORMED * self._settings.conditions.latency_ns if draw.chance(0.7) else 0
+        for _ in range(draw.one_of((1, 1, 2, 3))):
+            at_ns = begin + round(self._horizon * draw.between(0.0, 1.0))
+            node, what = draw.one_of(self._workers), draw.one_of(MEMORY_FAULTS)
+            most = {"spoil": 60.0, "kill": 600.0}.get(what)
+            self._put(at_ns, MemoryFault(node, what, round(draw.log_between(1.0, most)) if most else 1))
 
     def healed(self) -> tuple[ScenarioEvent, ...]:
         """All events in their order, with a healing at the end."""

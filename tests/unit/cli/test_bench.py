@@ -18,7 +18,7 @@ from quicoll_transport.errors import ConfigurationError
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["speed"], "take transfer, allreduce, latency, step"),
+        (["speed"], "take transfer, allreduce, sharded, latency, step"),
         (["transfer", "-n", "3"], "transfer is between 2 processes"),
         (["latency", "--datagram", "1452"], "--datagram is for transfer"),
         (["transfer", "--datagram", "9"], "datagram_bytes must be 0 or 1200 to 65507"),

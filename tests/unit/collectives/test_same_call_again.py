@@ -142,7 +142,7 @@ async def test_a_tensor_with_gaps_is_copied_after_a_good_call_of_the_same_shape(
     gaps = wide[:, ::2] if isinstance(x, np.ndarray) else torch.from_numpy(wide)[:, ::2]
     again = AllReduce(here, gaps)
     assert again.signature == whole.signature
-    assert again.like.sources[0].copied
+    assert again.like.first.copied
     assert again.flats[0][0:12].tolist() == wide[:, ::2].ravel().tolist()
 
 

@@ -13,6 +13,7 @@ import pytest
 from quicoll.engine import looking
 from quicoll.engine.looking import FOUND_NS, LOOK_NS, MOST_NS, PART, QUESTION_NS, LookingSelector, Looks
 from quicoll.engine.runtime import ThreadRuntime
+from quicoll.engine.share import REST_NS, Used
 
 
 class Sender:
@@ -187,6 +188,58 @@ def test_a_thread_that_is_awake_is_not_written_to_and_begins_what_is_queued(monk
     asyncio.run(runtime.aclose())
 
 
+class Busy:
+    """A thread that takes 10 ms of the processor in each turn, beside one that wants the lock as well."""
+
+    def __init__(self) -> None:
+        self.turns = 0
+
+    def clock(self) -> int:
+        self.turns += 1
+        return self.turns * 10_000_000
+
+    def used(self) -> Used:
+        return Used(self.turns * 10_000_000, self.turns)
+
+
+def test_who_rests_goes_on_when_somebody_begins_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether that is before the rest begins, in the moment in which it does, or in its middle."""
+    busy = Busy()
+    answers: list[bool] = []
+    rests: list[float] = []
+    when = 0
+
+    def awaited() -> bool:
+        answers.append(selector.resting)
+        return len(answers) >= when
+
+    with LookingSelector(busy.clock, share=0.1, awaited=awaited, used=busy.used) as selector:
+        wait = selector._roused.wait
+
+        def middle(timeout: float) -> bool:
+            rests.append(timeout)
+            assert selector.resting
+            selector.rouse()  # by who begins to wait now
+            return wait(60.0)  # and would be for so long without it
+
+        monkeypatch.setattr(selector._roused, "wait", middle)
+        selector.select(0)  # the first turn, before which nothing is known of the thread
+        for when, asked, rested in ((1, [False], 0), (2, [False, True], 0), (3, [False, True], 1)):  # noqa: B007 - `awaited` uses it
+            answers.clear()
+            rests.clear()
+            assert selector.select(0) == []
+            assert (answers, len(rests)) == (asked, rested)
+            assert not selector.resting
+            assert not selector._roused.is_set()
+        assert rests == [REST_NS / 1e9]
+
+
+def test_without_a_bound_nothing_is_asked_of_the_thread() -> None:
+    with LookingSelector(Clock(), used=lambda: pytest.fail("it was asked")) as selector:
+        for _ in range(100):
+            selector.select(0)
+
+
 def test_four_looks_that_find_something_pay_for_one_in_vain() -> None:
     looks = Looks(0)
     for _ in range(100):
@@ -215,3 +268,9 @@ def test_what_has_been_saved_has_an_end() -> None:
         assert looks.may(1_000_000_000_000)
         looks.in_vain(LOOK_NS)
     assert not looks.may(1_000_000_000_000)
+
+
+def test_what_this_thread_has_used_grows() -> None:
+    first = looking.used_by_this_thread()
+    sum(range(200_000))
+    assert looking.used_by_this_thread().cpu_ns > first.cpu_ns

@@ -71,7 +71,7 @@ class Bench:
             job="test",
             node="b",
             loop=self.loop,
-            neighbours=Neighbours(loop=self.loop, node="b", host="", emit=lambda kind, **fields: None),
+            neighbours=Neighbours(loop=self.loop, node="b", host=None, emit=lambda kind, **fields: None),
             on_message=lambda link, message: None,
             on_state=lambda link: None,
             on_formed=self._formed,

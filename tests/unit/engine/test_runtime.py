@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from quicoll.engine.runtime import InlineRuntime, Start, ThreadRuntime
+from quicoll.engine.runtime import InlineRuntime, Start, ThreadRuntime, attend
 from quicoll.errors import LocalError
 
 
@@ -28,6 +28,43 @@ async def test_work_runs_on_the_thread_and_its_result_and_error_come_back() -> N
         await runtime.call(fail())
     await runtime.aclose()
     await runtime.aclose()  # closing twice is harmless
+
+
+async def test_the_engine_knows_whether_somebody_waits() -> None:
+    runtime = ThreadRuntime("test", share=0.1)
+
+    async def forever() -> None:
+        await asyncio.Event().wait()
+
+    called = runtime.call(forever())
+    assert not runtime._is_awaited()
+    task = asyncio.ensure_future(asyncio.wait_for(called, None))
+    await asyncio.sleep(0)
+    assert runtime._is_awaited()
+    task.cancel()
+    await asyncio.wait({task})
+    runtime.let_go(called)
+    answer = runtime.submit(lambda ended: None, Sender())
+    assert not runtime._is_awaited()
+    during: list[bool] = []
+
+    def wait(times: int) -> bool:
+        return runtime.wait(
+            answer,
+            0.0,
+            lambda timeout: during.append(runtime._is_awaited()) if times == 1 else during.append(wait(times - 1)),
+        )
+
+    assert await asyncio.to_thread(wait, 1) is False
+    assert during == [True]
+    attend(answer)
+    assert runtime._is_awaited()
+    assert await asyncio.to_thread(wait, 2) is False  # one waits beside another one
+    assert runtime._is_awaited()
+    attend(answer, ends=True)
+    assert not runtime._is_awaited()
+    attend(asyncio.get_running_loop().create_future())  # of other futures it is known
+    await runtime.aclose()
 
 
 async def test_cancelling_the_caller_cancels_the_work() -> None:
@@ -458,3 +495,45 @@ def test_a_thread_that_waits_for_a_blocked_engine_gets_an_error() -> None:
 async def test_the_inline_runtime_has_no_thread_to_wait_for() -> None:
     with pytest.raises(LocalError, match="shares the loop of its caller"):
         InlineRuntime().submit(beginning(sleep_for_ever), SENDER)
+
+
+@pytest.mark.parametrize("in_loop", [True, False])
+@pytest.mark.parametrize("after", ["let_go", "settle"])
+async def test_an_answer_whose_settling_is_interrupted_is_settled_by_the_engine(
+    in_loop: bool, after: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a signal handler, between any two steps."""
+    runtime = ThreadRuntime("test")
+    held = runtime.hold(NothingBegun(), in_loop=in_loop)
+    future: Any = held.future
+    if after == "let_go":
+        let_go = runtime.let_go
+
+        def interrupted(answer: Any) -> bool:
+            if let_go(answer):
+                raise KeyboardInterrupt
+            return False
+
+        monkeypatch.setattr(runtime, "let_go", interrupted)
+    else:
+        name = "settle_here" if in_loop else "set_result"
+        monkeypatch.setattr(future, name, lambda *_: pytest.fail("twice") if raised else interrupt())
+        raised: list[None] = []
+
+        def interrupt() -> None:
+            raised.append(None)
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        held.settle(7, None, False)
+    assert await (future if in_loop else asyncio.wrap_future(future)) == 7
+    assert not runtime._calls
+    await runtime.aclose()
+
+
+class NothingBegun:
+    """What is not cancelled."""
+
+    def cancel(self) -> None:
+        pytest.fail("it was cancelled")

@@ -1,31 +1,35 @@
-"""Large reductions between ranks of one host: every order of steps that chance finds, and a death at each."""
+"""Large calls between ranks of one host: every order of steps that chance finds, and a death at each."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from itertools import pairwise
-from typing import Any
+from dataclasses import dataclass
+from itertools import accumulate, pairwise, product
 
 import numpy as np
 import pytest
 from host_memory import Host, Killed, SteppedMemory
 
-from quicoll.local.large import canonical_tree, reduce_in_chunks, share_out
+from quicoll.local.large import canonical_tree, carry
 from quicoll.local.layout import MAX_ITEM, RING, STAGE, SegmentLayout
+from quicoll.local.passages import Moved, Passage, Reduce, Reduced, Routes, share_out
 from quicoll.local.small import Spoiled
-from quicoll.numerics.dtypes import FLOAT32
+from quicoll.numerics.canonical_order import leaves_of
+from quicoll.numerics.dtypes import FLOAT32, Array
 from quicoll.numerics.reduce import ReduceOp, reduce_tree
 
 CHUNK = 1024
-SIZES = (1, 255, 256, 257, 3 * 256, 7 * 256 + 19)
+STEP = CHUNK // 4
+SIZES = (1, 255, STEP, 257, 3 * STEP, 7 * STEP + 19)
 
 
-def leaf(rank: int, size: int) -> np.ndarray[Any, Any]:
-    return np.random.default_rng(size * 31 + rank).standard_normal(size).astype(np.float32) * np.float32(10**rank)
+def leaf(number: int, size: int) -> Array:
+    rng = np.random.default_rng(size * 31 + number)
+    return rng.standard_normal(size).astype(np.float32) * np.float32(10**number)
 
 
-def combine(values: Sequence[np.ndarray[Any, Any]], out: np.ndarray[Any, Any]) -> None:
+def combine(values: Sequence[Array], out: Array) -> None:
     reduce_tree(
         canonical_tree(len(values)),
         values.__getitem__,
@@ -38,22 +42,102 @@ def combine(values: Sequence[np.ndarray[Any, Any]], out: np.ndarray[Any, Any]) -
     )
 
 
-def expected(world: int, size: int) -> bytes:
+def reduced(leaves: int, size: int) -> Array:
     out = np.empty(size, np.float32)
-    combine([leaf(rank, size) for rank in range(world)], out)
-    return out.tobytes()
+    combine([leaf(number, size) for number in range(leaves)], out)
+    return out
+
+
+@dataclass(frozen=True)
+class Called:
+    """A large call. gives: by rank, what it gives. table: for what is moved, elements from whom to whom."""
+
+    what: str
+    size: int
+    leaves: int = 0
+    root: int | None = None
+
+    def table(self, world: int) -> list[list[int]]:
+        """Elements of each rank for each: uneven, some none, as the call's size draws them."""
+        rng = np.random.default_rng(self.size)
+        return (rng.integers(0, 2, (world, world)) * rng.integers(0, self.size + 1, (world, world))).tolist()
+
+    def rows(self, world: int) -> list[int]:
+        cuts = sorted(np.random.default_rng(self.size).integers(0, self.size + 1, world - 1).tolist())
+        return [b - a for a, b in pairwise([0, *cuts, self.size])]
+
+    def expected(self, rank: int, world: int) -> bytes:
+        if self.what == "all_reduce":
+            return reduced(self.leaves or world, self.size).tobytes()
+        if self.what == "reduce":
+            return reduced(self.leaves or world, self.size).tobytes() if rank == self.root else b""
+        if self.what == "reduce_scatter":
+            ends = [0, *accumulate(self.rows(world))]
+            return reduced(self.leaves or world, self.size)[ends[rank] : ends[rank + 1]].tobytes()
+        table = self.table(world)
+        if self.what == "all_to_all":
+            parts = []
+            for writer in range(world):
+                ends = [0, *accumulate(table[writer])]
+                parts.append(leaf(writer, ends[-1])[ends[rank] : ends[rank + 1]])
+            return np.concatenate(parts).tobytes()
+        if self.root not in (None, rank):
+            return b""
+        return np.concatenate([leaf(writer, table[writer][0]) for writer in range(world)]).tobytes()
+
+    def passage(self, layout: SegmentLayout, rank: int, world: int, out: Array, reduce: Reduce) -> Passage:
+        if self.what in ("all_reduce", "reduce", "reduce_scatter"):
+            held = [len(leaves_of(each, world, self.leaves or world)) for each in range(world)]
+            first = sum(held[:rank])
+            return Reduced(
+                layout=layout,
+                rank=rank,
+                held=held,
+                leaves=[leaf(first + i, self.size) for i in range(held[rank])],
+                storage=out.dtype,
+                elements=self.size,
+                rows=self.rows(world) if self.what == "reduce_scatter" else None,
+                root=self.root,
+                output=out,
+                combine=reduce,
+            )
+        table, reads = self.table(world), self.root in (None, rank)
+        if self.what == "all_to_all":
+            routes = Routes([sum(row) for row in table], table)
+        else:
+            routes = Routes([row[0] for row in table])
+        return Moved(layout, rank, routes, leaf(rank, routes.given[rank]), out, reads=reads)
+
+
+CALLS = (
+    *(Called("all_reduce", size) for size in SIZES),
+    Called("reduce", 5 * STEP + 3, root=1),
+    Called("all_gather", 9 * STEP + 1),
+    Called("all_reduce", STEP + 5),
+    Called("all_to_all", 3 * STEP + 7),
+    Called("reduce_scatter", 6 * STEP + 2),
+    Called("gather", 3 * STEP + 1, root=0),
+    Called("all_gather", 1),
+    Called("all_to_all", 1),
+    Called("reduce_scatter", 3),
+    Called("all_reduce", 2 * STEP + 5, leaves=7),
+    Called("reduce_scatter", STEP + 1, leaves=3),
+    Called("reduce", STEP - 1, leaves=1, root=0),
+    Called("gather", 5 * STEP + 11, root=1),
+    Called("all_reduce", STEP),
+)
 
 
 def reached(memory: SteppedMemory, stage: int) -> bool:
     return all(memory.load(rank, STAGE) >= stage for rank in range(memory.layout.world))
 
 
-def work(memory: SteppedMemory, results: dict[tuple[int, int], bytes], patience: int) -> None:
-    """One reduction of each size after the other."""
-    base = 0
-    for size in SIZES:
-        out = np.zeros(size, np.float32)
-        run = reduce_in_chunks(memory, base, leaf(memory.rank, size), out, combine)
+def work(memory: SteppedMemory, results: dict[tuple[int, int], bytes], patience: int, calls: Sequence[Called]) -> None:
+    """One call after the other."""
+    base, world = 0, memory.layout.world
+    for at, call in enumerate(calls):
+        out = np.zeros(len(call.expected(memory.rank, world)) // 4, np.float32)
+        run = carry(memory, base, call.passage(memory.layout, memory.rank, world, out, combine))
         while True:
             try:
                 needs = next(run)
@@ -65,53 +149,71 @@ def work(memory: SteppedMemory, results: dict[tuple[int, int], bytes], patience:
                 idle += 1
                 if idle > patience:
                     return
-        results[memory.rank, size] = out.tobytes()
+        results[memory.rank, at] = out.tobytes()
 
 
 @pytest.mark.parametrize("world", [2, 3, 5])
 @pytest.mark.parametrize("seed", range(6))
-def test_every_rank_gets_the_bits_of_the_canonical_order_in_whatever_order_steps_come(world: int, seed: int) -> None:
+def test_every_rank_gets_what_is_defined_in_whatever_order_steps_come(world: int, seed: int) -> None:
+    """Of calls of every kind, one after the other in a drawn order; sums are those of the canonical order."""
+    calls = random.Random(seed).sample(CALLS, len(CALLS))
     host = Host(world, seed, chunk=CHUNK)
     results: dict[tuple[int, int], bytes] = {}
-    host.run(lambda memory: work(memory, results, 1_000_000))
+    host.run(lambda memory: work(memory, results, 1_000_000, calls))
     assert host.ended == dict.fromkeys(range(world))
-    assert results == {(rank, size): expected(world, size) for rank in range(world) for size in SIZES}
+    for rank, (at, call) in product(range(world), enumerate(calls)):
+        assert results[rank, at] == call.expected(rank, world), (rank, call)
+
+
+KILLED = (*CALLS[3:6], Called("all_gather", STEP + 3), Called("reduce_scatter", 2 * STEP), Called("all_reduce", 9))
 
 
 def test_a_rank_killed_at_any_step_leaves_the_others_with_right_results_or_none() -> None:
     host = Host(3, 0, chunk=CHUNK)
-    host.run(lambda memory: work(memory, {}, 1_000_000))
+    host.run(lambda memory: work(memory, {}, 1_000_000, KILLED))
     total = host.steps[2]
     for step in range(1, total + 1, 3):
         host = Host(3, 0, chunk=CHUNK, kill=(2, step))
         results: dict[tuple[int, int], bytes] = {}
-        host.run(lambda memory, results=results: work(memory, results, 300))
+        host.run(lambda memory, results=results: work(memory, results, 300, KILLED))
         assert isinstance(host.ended.pop(2), Killed | None)
         assert host.ended == {0: None, 1: None}, step
-        assert all(bits == expected(3, size) for (_, size), bits in results.items()), step
+        for (rank, at), bits in results.items():
+            assert bits == KILLED[at].expected(rank, 3), (step, rank, at)
 
 
-@pytest.mark.parametrize("what", ["input", "result"])
+@pytest.mark.parametrize("what", ["input", "result", "copied"])
 def test_what_changes_while_it_is_used_is_found_out(what: str) -> None:
     host = Host(2, 3, chunk=CHUNK)
-    spoiled = host.layout.input(0) + 4 if what == "input" else host.layout.result(0) + 4
+    size = SIZES[-1]
+    place = host.layout.result(0) if what == "result" else host.layout.input(0)
     errors: dict[int, Exception] = {}
 
-    def spoiling(values: Sequence[np.ndarray[Any, Any]], out: np.ndarray[Any, Any]) -> None:
+    def spoil() -> None:
+        host.segments[1][place + 4] ^= 1
+
+    def spoiling(values: Sequence[Array], out: Array) -> None:
         combine(values, out)
         if what == "input":
-            host.segments[1][spoiled] ^= 1
+            spoil()
 
     def rank(memory: SteppedMemory) -> None:
-        out = np.zeros(SIZES[-1], np.float32)
-        run = reduce_in_chunks(memory, 0, leaf(memory.rank, SIZES[-1]), out, spoiling)
+        call = Called("all_gather" if what == "copied" else "all_reduce", size)
+        out = np.zeros(len(call.expected(memory.rank, 2)) // 4, np.float32)
+        if what == "copied":  # every rank gives as much, so that there is something in round 0
+            out = np.zeros(2 * size, np.float32)
+            routes = Routes([size, size])
+            passage: Passage = Moved(memory.layout, memory.rank, routes, leaf(memory.rank, size), out, reads=True)
+        else:
+            passage = call.passage(memory.layout, memory.rank, 2, out, spoiling)
+        run = carry(memory, 0, passage)
         try:
             for idle, needs in enumerate(run):
                 while not reached(memory, needs):
                     if errors:
                         return
-                if what == "result" and idle > 2 and memory.rank == 0:
-                    host.segments[1][spoiled] ^= 1
+                if memory.rank == 0 and (idle > 2 if what == "result" else idle == 1 and what == "copied"):
+                    spoil()
         except Spoiled as error:
             errors[memory.rank] = error
 

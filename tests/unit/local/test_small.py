@@ -5,17 +5,31 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 from host_memory import Host, Killed, SteppedMemory
 
-from quicoll.local.layout import CONSUMED, PUBLISHED, SLOTS, SMALL_BYTES
-from quicoll.local.small import Differing, SmallCall, SmallCalls, Spoiled
+from quicoll.local.layout import CONSUMED, MAX_WORLD, PUBLISHED, SLOTS, SMALL_BYTES, SegmentLayout
+from quicoll.local.passages import Moved, Passage, Routes
+from quicoll.local.small import Counts, Differing, SmallCall, SmallCalls, Spoiled
 
 CALLS = 2 * SLOTS + 3
 
 
 def given(rank: int, number: int) -> bytes:
-    return bytes([rank + 1, number % 251]) * (1 + number % 5)
+    """Of a length that differs from rank to rank, but for every third call; of some one rank gives nothing."""
+    return bytes([rank + 1, number % 251]) * (
+        1 + number % 5 + (0 if number % 3 == 0 else rank * (number % 2) - number % 2)
+    )
+
+
+def counts(rank: int, number: int) -> tuple[int, ...]:
+    """What a rank says of its sizes: nothing where all know them."""
+    return () if number % 3 == 0 else (rank, len(given(rank, number)), (1 << 64) - 1 - number)
+
+
+def no_passage(layout: SegmentLayout, counts: Counts) -> Passage:
+    raise AssertionError("all payloads fit")
 
 
 class Rank:
@@ -24,19 +38,28 @@ class Rank:
     def __init__(self, memory: SteppedMemory, *, ahead: int = 3, patience: int = 400, signature: str = "sum") -> None:
         self.memory = memory
         self.small = SmallCalls(memory)
-        self.results: dict[int, list[bytes]] = {}
+        self.results: dict[int, tuple[list[bytes], list[tuple[int, ...]]]] = {}
         self.ahead = ahead
         self.patience = patience
         self.signature = signature
 
     def call(self, number: int) -> SmallCall:
-        world = self.memory.layout.world
-        sizes = [len(given(rank, number)) for rank in range(world)]
+        world, rank = self.memory.layout.world, self.memory.rank
+        sizes = [len(given(each, number)) for each in range(world)]
 
-        def combine(parts: Sequence[bytes]) -> None:
-            self.results[number] = list(parts)
+        def combine(payloads: Sequence[bytes], counts: Counts) -> None:
+            self.results[number] = list(payloads), list(counts)
 
-        return SmallCall(number, self.signature, given(self.memory.rank, number), sizes, combine)
+        return SmallCall(
+            number,
+            self.signature,
+            lambda: given(rank, number),
+            len(given(rank, number)),
+            combine,
+            no_passage,
+            counts=counts(rank, number),
+            sizes=sizes if number % 3 == 0 else None,
+        )
 
     def run(self) -> None:
         issued = idle = 0
@@ -47,8 +70,8 @@ class Rank:
             idle = 0 if self.small.advance() else idle + 1
 
 
-def expected(world: int, number: int) -> list[bytes]:
-    return [given(rank, number) for rank in range(world)]
+def expected(world: int, number: int) -> tuple[list[bytes], list[tuple[int, ...]]]:
+    return [given(rank, number) for rank in range(world)], [counts(rank, number) for rank in range(world)]
 
 
 @pytest.mark.parametrize("world", [2, 3, 4])
@@ -214,13 +237,13 @@ def test_a_count_without_a_call_behind_it_gives_no_result() -> None:
 
 
 @pytest.mark.parametrize("size", [1 << 62, 5000])
-def test_lengths_that_a_peer_names_are_bounded_before_anything_is_read(size: int) -> None:
+def test_the_length_of_a_text_that_a_peer_names_is_bounded_before_anything_is_read(size: int) -> None:
     host, one, other = quiet_pair()
     one.small.add(one.call(0))
     other.signature = "max"
     other.small.add(other.call(0))
     advanced(host, other)
-    host.spoil(1, host.layout.slot(0) + 40, size.to_bytes(8, "little"))  # of its text
+    host.spoil(1, host.layout.slot(0) + 48, size.to_bytes(8, "little"))  # of its text
     with pytest.raises(Differing) as caught:
         advanced(host, one)
     assert caught.value.called[1][1].startswith("max")
@@ -241,6 +264,86 @@ def test_what_has_been_taken_before_a_failure_is_returned_before_it_is_raised() 
     assert list(one.results) == [0]
 
 
-def test_a_payload_that_does_not_fit_is_refused_where_it_is_made() -> None:
+@pytest.mark.parametrize(("at", "number"), [(32, MAX_WORLD + 1), (32, 1 << 62), (40, SMALL_BYTES), (40, 1)])
+def test_counts_and_sizes_that_cannot_be_are_found_out_before_anything_is_read(at: int, number: int) -> None:
+    host, one, other = quiet_pair()
+    for rank in (one, other):
+        rank.small.add(rank.call(0))
+    advanced(host, other)
+    host.spoil(1, host.layout.slot(0) + at, number.to_bytes(8, "little"))
+    with pytest.raises(Spoiled, match="gives") as caught:
+        advanced(host, one)
+    assert caught.value.rank == 1
+    assert not caught.value.bits
+    assert one.results == {}
+
+
+@pytest.mark.parametrize("at", [0, 8, 24])
+def test_counts_that_differ_from_their_checksum_are_not_used(at: int) -> None:
+    host, one, other = quiet_pair()
+    for rank in (one, other):
+        rank.small.add(rank.call(1))
+    advanced(host, other)
+    host.spoil(1, host.layout.payload(0) + at, b"\xfe")
+    with pytest.raises(Spoiled, match="checksum") as caught:
+        advanced(host, one)
+    assert caught.value.bits
+    assert one.results == {}
+
+
+@pytest.mark.parametrize("large", [0, 1])
+def test_where_the_payload_of_one_rank_does_not_fit_all_take_the_way_of_large_ones(large: int) -> None:
+    """Only that rank knows it before; the slots of the others, and the calls before and after, are as ever."""
+    host, one, other = quiet_pair()
+    ways: dict[int, list[tuple[int, ...]]] = {}
+    for rank in (one, other):
+        mine = rank.memory.rank
+        payload = bytes(SMALL_BYTES + 1) if mine == large else b"small"
+
+        def carry(layout: SegmentLayout, counts: Counts, mine: int = mine) -> Passage:
+            ways[mine] = list(counts)
+            return Moved(layout, mine, Routes([0, 0]), np.empty(0), np.empty(0), reads=True)
+
+        def combine(payloads: Sequence[bytes], counts: Counts) -> None:
+            raise AssertionError("not all payloads are there")
+
+        rank.small.add(rank.call(0))
+        given = (len(payload),)
+        rank.small.add(
+            SmallCall(1, "gather", lambda payload=payload: payload, len(payload), combine, carry, counts=given)
+        )
+        rank.small.add(rank.call(2))
+    for rank in (other, one, other):
+        advanced(host, rank)
+    sizes = [(SMALL_BYTES + 1,) if rank == large else (5,) for rank in range(2)]
+    assert ways == {0: sizes, 1: sizes}
+    for rank in (one, other):
+        assert rank.small.consumed == 3
+        assert rank.results == {number: expected(2, number) for number in (0, 2)}
+
+
+def test_who_uses_nothing_of_the_others_compares_and_reads_no_payload() -> None:
+    host, one, other = quiet_pair()
+    combined: list[tuple[int, int]] = []
+    for rank in (one, other):
+        rank.small.add(
+            SmallCall(
+                0,
+                "gather",
+                lambda: b"given",
+                5,
+                lambda payloads, counts, mine=rank.memory.rank: combined.append((mine, len(payloads))),
+                no_passage,
+                reads=rank is other,
+            )
+        )
+    advanced(host, other)
+    host.spoil(1, host.layout.payload(0), b"\xff")
+    advanced(host, one)
+    advanced(host, other)
+    assert combined == [(0, 0), (1, 2)]
+
+
+def test_more_counts_than_there_are_ranks_are_refused_where_they_are_made() -> None:
     with pytest.raises(AssertionError):
-        SmallCall(0, "sum", b"", (SMALL_BYTES + 1, 0), lambda parts: None)
+        SmallCall(0, "sum", bytes, 0, lambda payloads, counts: None, no_passage, counts=(1,) * (MAX_WORLD + 1))

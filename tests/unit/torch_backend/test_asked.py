@@ -35,6 +35,14 @@ def test_options_and_plain_arguments_say_the_same() -> None:
         read_options("sum")
 
 
+def test_the_most_frequent_options_are_read_as_all_others() -> None:
+    opts = dist.AllreduceOptions()
+    opts.reduceOp, opts.timeout = dist.ReduceOp.MIN, timedelta(seconds=3)
+    assert read_options(opts)[1:] == read_options(None, opts)[1:] == (0, 3.0)
+    assert read_options(opts).op == read_options(None, opts).op == dist.ReduceOp.MIN
+    assert read_options(opts, timeout=timedelta(seconds=4)).timeout == 4.0
+
+
 def test_memory_is_used_as_it_is_where_it_lies_in_one_piece() -> None:
     x = torch.arange(6.0, requires_grad=True)
     assert flat(x).data_ptr() == x.data_ptr()

@@ -1,0 +1,189 @@
+"""Ranks that share a simulated host: what goes through its memory, and what becomes of it whatever breaks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from quicoll.errors import LocalError, Mismatch, PeerError, QuicollError
+from quicoll.sim import Settings, Simulation
+from quicoll.sim.runner import run_scenario
+from quicoll.sim.scenario.language import parse_events
+from quicoll.sim.scenario.swarm import Scenario
+
+if TYPE_CHECKING:
+    from quicoll.job import Job
+    from quicoll.sim.outcome import Outcome
+
+ONE = ("one", "one", "one")
+QUICK: dict[str, Any] = {"lost_after": 0.5, "restart_after": 0.1, "recovery": 10.0, "limit": 60.0}
+
+
+class Told:
+    """What the ranks tell of shared memory: by view and node, whether it is used, and why not."""
+
+    def __init__(self) -> None:
+        self.used: dict[int, dict[str, bool]] = {}
+        self.reasons: list[str] = []
+
+    def __call__(self, t_ns: int, kind: str, who: str, what: Any) -> None:
+        if kind == "shared_memory":
+            self.used.setdefault(what["view"], {})[who] = what["used"]
+            self.reasons += [what["reason"]] if what["reason"] else []
+
+
+def run(text: str, told: Told, *, hosts: tuple[str, ...] = ONE, seed: int = 3, steps: int = 4) -> Outcome:
+    """Run the built-in workload, and look at the verdict of each view: all who have come to one have the same."""
+    settings = Settings(ranks=len(hosts), hosts=hosts, **QUICK)
+    scenario = Scenario(seed=seed, steps=steps, compute_s=0.1, settings=settings, events=parse_events(text))
+    outcome = run_scenario(scenario, recorder=told)
+    assert outcome.error is None, f"{text}: {outcome.error}"
+    for view, found in told.used.items():
+        assert len({*found.values()}) == 1, f"{text}: view {view}: {found}"
+    return outcome
+
+
+def test_ranks_of_one_host_meet_and_use_its_memory_in_each_view() -> None:
+    told = Told()
+    run("sim.at(0.4).crash(2); sim.at(1.5).heal()", told)
+    assert len(told.used) >= 3
+    assert all(all(found.values()) for found in told.used.values())
+    assert {len(found) for found in told.used.values()} == {2, 3}
+
+
+def test_a_rank_elsewhere_keeps_all_on_the_network_until_it_is_lost() -> None:
+    told = Told()
+    run("sim.at(0.4).crash(2); sim.at(2.5).heal()", told, hosts=("one", "one", "other"), steps=30)
+    assert 1 not in told.used  # nobody asks where the view says that it is in vain
+    assert told.used
+    assert all(found == {"worker-0": True, "worker-1": True} for found in told.used.values())
+
+
+def test_no_datagram_carries_what_goes_through_memory_and_the_bits_are_the_same() -> None:
+    def sent(hosts: tuple[str, ...]) -> tuple[int, tuple[Any, ...]]:
+        datagrams = 0
+
+        def record(t_ns: int, kind: str, who: str, what: Any) -> None:
+            nonlocal datagrams
+            datagrams += kind == "send"
+
+        async def worker(job: Job) -> list[bytes]:
+            draw = np.random.default_rng(job.rank)
+            found = []
+            async with job.step():
+                for count in (1, 1000, 200_000):
+                    result: Any = await job.group.all_reduce(draw.standard_normal(count).astype(np.float32))
+                    found.append(result.tobytes())
+                await job.group.barrier()
+            return found
+
+        outcome = Simulation(worker, settings=Settings(ranks=3, hosts=hosts), recorder=record).run()
+        assert outcome.error is None, outcome.error
+        return datagrams, outcome.results
+
+    shared, same = sent(ONE)
+    apart, bits = sent(())
+    assert same == bits == (bits[0],) * 3
+    assert shared * 4 < apart  # of 3.2 MB, in datagrams of 1.5 kB
+
+
+def test_where_there_is_no_memory_for_one_all_go_on_over_the_network_and_say_why() -> None:
+    told = Told()
+    run("sim.at(0.0).memory(1, 'full'); sim.at(1.0).heal()", told)
+    assert told.used[1] == dict.fromkeys(("worker-0", "worker-1", "worker-2"), False)
+    assert all("No space left" in reason for reason in told.reasons)
+
+
+def test_a_payload_with_another_bit_ends_the_view_and_names_its_writer() -> None:
+    async def worker(job: Job) -> tuple[str, str] | None:
+        try:
+            await job.group.all_reduce(np.ones(3))
+        except QuicollError as error:
+            return type(error).__name__, error.node
+        return None
+
+    sim = Simulation(worker, settings=Settings(ranks=2, hosts=("one", "one"), **QUICK))
+    sim.at(0.0).memory(1, "spoil")
+    outcome = sim.run()
+    assert outcome.error is None, outcome.error
+    assert outcome.results[1] == ("Corrupted", "worker-0")
+    assert outcome.injected == {"memory": 1, "memory_spoil": 1}
+
+
+def test_a_rank_that_stands_still_is_named_by_its_silence() -> None:
+    async def worker(job: Job) -> str | None:
+        try:
+            while True:
+                await job.group.all_reduce(np.ones(3))
+                await job.group.all_reduce(np.ones(30_000))
+                await job.group.barrier()
+        except PeerError as error:
+            return error.node
+        return None
+
+    sim = Simulation(worker, settings=Settings(ranks=3, hosts=ONE, **QUICK))
+    sim.at(0.3).pause(1)
+    sim.at(3.0).heal()
+    outcome = sim.run()
+    assert outcome.error is None, outcome.error
+    assert outcome.results[0] == outcome.results[2] == "worker-1"
+
+
+def test_ranks_that_call_different_things_are_told_so() -> None:
+    async def worker(job: Job) -> str:
+        with pytest.raises(Mismatch) as caught:
+            await job.group.all_reduce(np.ones(3), op="max" if job.rank == 1 else "sum")
+        return caught.value.message
+
+    outcome = Simulation(worker, settings=Settings(ranks=3, hosts=ONE)).run()
+    assert outcome.error is None, outcome.error
+    assert all("op" in result for result in outcome.results)
+
+
+def test_power_is_lost_by_all_of_a_host() -> None:
+    told = Told()
+    outcome = run(
+        "sim.at(0.5).crash(1, power=True); sim.at(1.5).heal()", told, hosts=("one", "one", "two", "two", "two"), steps=8
+    )
+    assert outcome.injected["power"] == 1
+    assert {"worker-2", "worker-3", "worker-4"} in [{*found} for found in told.used.values()]
+
+
+MEETING = range(1, 25)  # steps that each of three ranks takes until it has met, and a few more
+BEYOND = (*range(25, 60), *range(60, 700, 16))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", range(3))
+def test_a_rank_killed_at_any_step_of_a_meeting_or_in_memory_is_survived_by_all_others(rank: int) -> None:
+    """All others come to the same verdict of the view, by the memory or by the network; leave nothing behind; and go
+    on with the right bits, as the invariants of every run say."""
+    killed = 0
+    for after in (*MEETING, *BEYOND):
+        text = f"sim.at(0.0).memory({rank}, 'kill', after={after}); sim.at(1.2).heal()"
+        killed += run(text, Told(), seed=after, steps=3).injected.get("memory_kill", 0)
+    assert killed > 0.9 * len((*MEETING, *BEYOND))
+
+
+def test_a_seed_gives_the_same_run_twice() -> None:
+    digests = [run("sim.at(0.0).memory(1, 'kill', after=40); sim.at(1.2).heal()", Told()).digest for _ in range(2)]
+    assert digests[0] == digests[1]
+
+
+def test_hosts_are_a_name_for_each_rank_and_their_faults_need_them() -> None:
+    with pytest.raises(LocalError, match="hosts are a tuple of names"):
+        Settings(ranks=2, hosts=("one", ""))
+    with pytest.raises(LocalError, match="1 hosts for 2 ranks"):
+        Settings(ranks=2, hosts=("one",))
+    scenario = Scenario(seed=1, events=parse_events("sim.at(1.0).memory(1, 'full')"), settings=Settings(ranks=2))
+    with pytest.raises(LocalError, match="no two share a host"):
+        run_scenario(scenario)
+    with pytest.raises(LocalError, match="memory fails in one of the ways"):
+        parse_events("sim.at(1.0).memory(1, 'burns')")
+    with pytest.raises(LocalError, match="memory fails after"):
+        parse_events("sim.at(1.0).memory(1, 'kill', after=0)")
+    shared = replace(scenario, settings=Settings(ranks=2, hosts=("one", "one")))
+    assert parse_events(str(shared)) == shared.events

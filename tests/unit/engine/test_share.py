@@ -1,0 +1,115 @@
+"""The engine keeps to its share beside a thread that computes, and only there."""
+
+from __future__ import annotations
+
+import pytest
+
+from quicoll.engine.share import BELIEVED_NS, LEAST_NS, MOST_NS, REST_NS, EngineShare, Used
+
+MS = 1_000_000
+
+
+class Thread:
+    """A thread on a virtual clock, which runs and rests as it is told."""
+
+    def __init__(self, share: float, *, counts: bool = True) -> None:
+        self.now = 5 * MS
+        self.cpu = 7 * MS
+        self.switches: int | None = 3 if counts else None
+        self.share = EngineShare(share, self.now, self.used)
+        self.asked = 0
+
+    @property
+    def used(self) -> Used:
+        return Used(self.cpu, self.switches)
+
+    def turn(self, ns: int, *, waits: int = 0, switches: int = 0, awaited: bool = False) -> int:
+        """Run for `ns` and wait for the lock for `waits`; then rest as long as may be. Return for how long."""
+
+        def asked() -> bool:
+            self.asked += 1
+            return awaited
+
+        self.now += ns + waits
+        self.cpu += ns
+        if self.switches is not None:
+            self.switches += switches
+        rest = self.share.rest(self.now, self.used, asked)
+        if rest:
+            self.sleep(rest)
+        return rest
+
+    def sleep(self, ns: int) -> None:
+        self.now += ns
+        if self.switches is not None:
+            self.switches += 1
+        self.share.slept(self.used)
+
+
+@pytest.mark.parametrize("share", [0.05, 0.1, 0.5])
+@pytest.mark.parametrize("ns", [LEAST_NS, MS, 10 * MS])
+def test_beside_a_thread_that_computes_it_takes_its_share_and_no_less(share: float, ns: int) -> None:
+    thread = Thread(share)
+    began, before = thread.now, thread.cpu
+    for _ in range(400):
+        assert thread.turn(ns, waits=ns // 10, switches=1) <= REST_NS
+    took, passed = thread.cpu - before, thread.now - began
+    if ns / (ns + REST_NS) < share:  # a turn that a rest can pay for
+        assert took <= share * passed + MOST_NS + ns
+    else:
+        assert passed >= 399 * (ns + REST_NS)
+    assert took > 0.9 * share * passed - ns
+
+
+def test_a_small_operation_is_not_made_to_wait() -> None:
+    thread = Thread(0.1)
+    thread.sleep(50 * MS)
+    assert thread.turn(MOST_NS, switches=4) == 0
+    assert thread.asked == 0
+
+
+def test_where_nobody_competes_it_never_rests() -> None:
+    thread = Thread(0.1)
+    for _ in range(100):
+        assert thread.turn(5 * MS) == 0
+        thread.sleep(MS // 10)  # its own sleep is no contention
+
+
+def test_while_somebody_waits_it_never_rests_and_owes_nothing_afterwards() -> None:
+    thread = Thread(0.1)
+    for _ in range(100):
+        assert thread.turn(5 * MS, switches=2, awaited=True) == 0
+    assert thread.turn(LEAST_NS, switches=2) <= LEAST_NS * 10  # what it has taken since
+
+
+def test_a_rest_is_never_longer_than_it_may_be() -> None:
+    thread = Thread(0.1)
+    thread.share = EngineShare(0.1, thread.now, thread.used, rest_ns=3 * MS)
+    assert [thread.turn(100 * MS, switches=2) for _ in range(5)] == [3 * MS] * 5
+
+
+def test_contention_that_is_over_is_forgotten() -> None:
+    thread = Thread(0.1)
+    assert thread.turn(12 * MS, switches=2) == REST_NS  # which is longer than contention is believed
+    assert thread.turn(12 * MS, switches=2) == REST_NS
+    assert thread.turn(12 * MS) == 0
+    assert thread.turn(3 * MS, switches=1) > 0
+    assert thread.turn(BELIEVED_NS, waits=1) == 0
+
+
+def test_a_share_of_all_is_no_bound() -> None:
+    thread = Thread(1.0)
+    assert [thread.turn(5 * MS, switches=2) for _ in range(20)] == [0] * 20
+
+
+def test_a_system_that_counts_no_switches_has_no_rests() -> None:
+    thread = Thread(0.1, counts=False)
+    assert [thread.turn(5 * MS, waits=MS) for _ in range(20)] == [0] * 20
+
+
+def test_it_is_asked_no_more_often_than_pays() -> None:
+    thread = Thread(0.1)
+    assert not thread.share.is_due(thread.now + LEAST_NS - 1)
+    assert thread.share.is_due(thread.now + LEAST_NS)
+    thread.turn(LEAST_NS)
+    assert not thread.share.is_due(thread.now)
