@@ -118,7 +118,7 @@ class Trainer:
         world = job.world_size * (job.world_size + 1) // 2
         handles = [job.group.all_reduce(np.full(size, float(step * (job.rank + 1)))) for size in sizes]
         await job.group.barrier()
-        return all((await handle == step * world).all() for handle in handles)
+        return all([(await handle == step * world).all() for handle in handles])
 
     # -- lies ----------------------------------------------------------------------------------------------------
 
