@@ -102,7 +102,7 @@ async def main(gate: Path, checkpoints: Path) -> None:
     async with quicoll.join() as job:
         result = await train(job, task, checkpoints)
     once = bool((task.used == 1).all())
-    print(f"process {os.getpid()}: step {result.steps}, each sample once in every epoch: {once}", flush=True)
+    sys.stdout.write(f"process {os.getpid()}: step {result.steps}, each sample once in every epoch: {once}\n")
 
 
 if __name__ == "__main__":
