@@ -291,10 +291,14 @@ class StepProtocol:
         try:
             with self._stop.interrupting(after=self._stop_timeout):
                 await self.conclude()
+            if attempt.over:
+                raise LocalError(f"step {attempt.number} was left while it waited to begin")
             await self.begin(attempt, attempt.view)
         except BaseException as error:
             attempt.failure = error
             self._phase = StepPhase.AHEAD
+            if attempt.over:
+                self._drop(attempt)
             raise
 
     def demand_begun(self, attempt: StepAttempt) -> None:
@@ -488,6 +492,7 @@ class StepProtocol:
                 await self._leave_ahead(attempt, error)
                 return
         elif self._phase is not StepPhase.OPEN:
+            attempt.over = True  # it does not begin any more
             raise LocalError("this step has not begun: another task waits for that")
         attempt.over = True
         self._unlimit()

@@ -125,6 +125,23 @@ async def test_one_task_at_a_time_waits_for_the_begin_of_a_step() -> None:
         await step.ready()
 
 
+async def test_a_step_that_is_left_while_another_task_waits_for_its_begin_does_not_begin() -> None:
+    rank = await ahead()
+    others: list[asyncio.Future[None]] = []
+
+    async def elsewhere(step: Step) -> None:
+        others.append(asyncio.ensure_future(step.ready()))
+        await asyncio.sleep(0)
+
+    with pytest.raises(LocalError, match="another task waits for that"):
+        await second(rank, elsewhere)
+    rank.decide(committed())
+    with pytest.raises(LocalError, match="left while it waited to begin"):
+        await others[0]
+    assert (rank.ran, rank.protocol.phase, rank.engine.asked("begin")) == ([1], StepPhase.OUTSIDE, [(1, 1)])
+    assert await rank.one() == 2
+
+
 # -- what becomes of it ------------------------------------------------------------------------------------------------
 
 
