@@ -297,7 +297,9 @@ class Job:
             LocalError: A step is open, another task is in here or at the entry or the end of a step, or this rank
                 cannot take the state.
             Partitioned: There is no such view within timeout.
-            StepAborted: A rank was lost meanwhile. Call it again.
+            StepAborted: A rank was lost meanwhile, or the last step was left before it was decided, and is committed on
+                no rank. Call it again.
+            Mismatch: The ranks differed in the last step, which was left before it was decided.
             Diverged: The ranks hold different states, and nobody knows which is right. Every rank gets it.
             Terminated: This rank was asked to stop.
             Dismissed: This rank was told to leave the job, which goes on without it.

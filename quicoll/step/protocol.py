@@ -584,7 +584,7 @@ class StepProtocol:
             vote: Begin[Decision] = partial(
                 self._engine.vote, view_id, digest, groups, timeout=self._hold_timeout, unfinished=unfinished
             )
-            self._context.undecided = attempt.number
+            self._context.undecided = attempt.number if attempt.overlap else None
             self._left = self._runtime.begin(vote, self._engine.endpoint)
         except LocalError:  # the job is closed: there is nobody left to ask
             raise
@@ -598,7 +598,6 @@ class StepProtocol:
     async def conclude(self) -> None:
         """Wait for the decision on the vote that was cast last, and act on it. Nothing where none is left to decide."""
         doubt, decided, self._left = self._doubt, self._left, None
-        self._context.undecided = None
         if doubt is None or decided is None:
             return
         attempt = doubt.attempt
@@ -612,6 +611,8 @@ class StepProtocol:
         except BaseException as error:  # Partitioned, cancelled, or of a signal handler
             await self._unheard(doubt, error)
             raise
+        finally:
+            self._context.undecided = None
         await self.decided(attempt, decision)
 
     async def _unheard(self, doubt: _Doubt, error: BaseException) -> None:
