@@ -60,6 +60,21 @@ async def step_of(job: quicoll.Job, model: Model) -> None:
         step.on_commit(lambda: np.copyto(model.weights, weights))
 
 
+async def train(job: quicoll.Job, model: Model, *, steps: int, pace: float) -> None:
+    """Step until so many are committed.
+
+    Who has the last one waits for no further view: the others may have left by then, with the moments that they owned.
+    """
+    while job.committed_step < steps:
+        try:
+            await job.ready()  # a rank that comes late learns here how far the job is
+            if job.committed_step < steps:
+                await step_of(job, model)
+        except quicoll.StepAborted as aborted:
+            print(aborted, flush=True)
+        await asyncio.sleep(pace)
+
+
 async def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=100)
@@ -69,15 +84,7 @@ async def main() -> None:
         model = Model()
         job.register_state(model.save, model.load, sharded={"adam": model.moments})
         print(f"process {os.getpid()} is rank {job.rank} of {job.world_size}", flush=True)
-        while True:
-            try:
-                await job.ready()  # a rank that comes late learns here how far the job is
-                if job.committed_step >= options.steps:
-                    break
-                await step_of(job, model)
-            except quicoll.StepAborted as aborted:
-                print(aborted, flush=True)
-            await asyncio.sleep(options.pace)
+        await train(job, model, steps=options.steps, pace=options.pace)
         mine = model.moments.mine
         print(f"this rank had the moments of elements {mine.start} to {mine.stop}", flush=True)
         digest = quicoll.checkpoint.digest(model.save())

@@ -105,6 +105,10 @@ class Step:
     def on_commit(self, callback: Callable[[], None]) -> None:
         self._inner.on_commit(callback)
 
+    @documented_as(_steps.Step.ready)
+    def ready(self) -> None:
+        self._home(self._inner.ready())
+
     def stage(self, sharded: Sharded, values: Mapping[str, Any]) -> None:
         """Give this rank's part of a sharded state new values, if the step is committed; see `quicoll.Sharded.stage`.
 
@@ -289,8 +293,8 @@ class Job:
         return SharedState(made, self._home)
 
     @documented_as(_asynchronous.Job.step)
-    def step(self) -> Step:
-        return Step(self._inner.step(), self._home)
+    def step(self, *, overlap: bool = False) -> Step:
+        return Step(self._inner.step(overlap=overlap), self._home)
 
     def run(self, work: Callable[[_asynchronous.Job], Coroutine[Any, Any, T]]) -> T:
         """Run something that is written for the asynchronous job, and wait for it.

@@ -27,7 +27,7 @@ from quicoll.state.rank_state import RankState
 from quicoll.state.sharded import PieceGroups, ShardedSet
 from quicoll.state.version import StateVersion
 from quicoll.step.context import Step
-from quicoll.step.protocol import StepPhase, StepProtocol, at_work
+from quicoll.step.protocol import StepProtocol, at_work
 from quicoll.stop import StopRequest, sigterm_asks
 from quicoll.tiers.shared import SharedState
 from quicoll.tiers.spreading import Spreader
@@ -200,7 +200,7 @@ class Job:
             AuditError: The file cannot be written. If that happens later, the next operation or the end of the step
                 raises it, and the step is not committed.
         """
-        if self._steps.phase is StepPhase.OPEN:
+        if self._steps.entered:
             raise LocalError("audit comes before a step, not inside of one")
         if self._context.auditor is not None:
             raise LocalError("this job is audited already")
@@ -277,7 +277,7 @@ class Job:
         Raises:
             LocalError: A step was committed or is open, or step is no such number.
         """
-        if self._state.version.decision or self._steps.phase is StepPhase.OPEN:
+        if self._state.version.decision or self._steps.entered or self._steps.in_doubt:
             raise LocalError("resume_from comes before the first step")
         step = whole(step, "a step number")
         if not 0 <= step < 1 << 63:
@@ -297,7 +297,9 @@ class Job:
             LocalError: A step is open, another task is in here or at the entry or the end of a step, or this rank
                 cannot take the state.
             Partitioned: There is no such view within timeout.
-            StepAborted: A rank was lost meanwhile. Call it again.
+            StepAborted: A rank was lost meanwhile, or the last step was left before it was decided, and is committed on
+                no rank. Call it again.
+            Mismatch: The ranks differed in the last step, which was left before it was decided.
             Diverged: The ranks hold different states, and nobody knows which is right. Every rank gets it.
             Terminated: This rank was asked to stop.
             Dismissed: This rank was told to leave the job, which goes on without it.
@@ -352,13 +354,18 @@ class Job:
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
-    def step(self) -> Step:
+    def step(self, *, overlap: bool = False) -> Step:
         """Make the next step: `async with job.step() as step: ...`.
 
         Entering it waits for a view and for one state on all ranks, as `ready` does; leaving it votes. Where all ranks
         leave it without an error and with the same results, it is committed: the callbacks of `step.on_commit` run and
         the context ends normally. Otherwise no callback runs and the context raises:
 
+        Args:
+            overlap: Leave it when its vote is cast, without waiting for the decision. The next step can be entered at
+                once, and compute; `Step.ready` there waits for the decision, runs the callbacks of this one, and raises
+                what leaving it would have raised. So do the next entry of `ready`, and the end of the job's block.
+                Until then the state is the one before this step, and no collective can be called.
         Raises:
             StepAborted: It was committed on no rank. Try it again: the next attempt has the same number.
             Diverged: As `ready`.
@@ -369,7 +376,7 @@ class Job:
             Terminated: This rank was asked to stop (`stop`, SIGTERM); no step was entered.
             Dismissed: This rank was told to leave the job, which goes on without it; no step was entered.
         """
-        return Step(self._steps)
+        return Step(self._steps, overlap=overlap)
 
     # -- certificates and links ----------------------------------------------------------------------------------
 
@@ -441,10 +448,15 @@ class Job:
                 job's `timeout`, by which they are over in any case.
             finished: Whether this rank's work has ended as it should. The job is done when that holds for half of its
                 ranks or more and no other goes on; who comes later gets `JobDone`. A rank that leaves others to go on
-                without it may say False.
+                without it may say False. Then a step that was left before it was decided stays in doubt.
+        Raises:
+            StepAborted: The last step was left before it was decided, and was committed on no rank; nobody has left the
+                job. `Step.ready` has the other errors.
         """
         if self._left:
             return
+        if finished:
+            await self._steps.settle()
         self._left = True
         patience = self.config.timeout if patience is None else patience
         step = self.committed_step if finished else None
@@ -510,15 +522,15 @@ async def _settle(settings: JoinSettings, stack: AsyncExitStack) -> tuple[Config
 
 @asynccontextmanager
 async def attended(job: Job) -> AsyncIterator[Job]:
-    """Leave the job at the block's end, however it ends."""
+    """Leave the job at the block's end, however it ends. A step that was left to be decided is decided first."""
     try:
         yield job
+        await job.aclose()
     except BaseException as error:
         reason = "terminated" if isinstance(error, Terminated) else type(error).__name__
         patience = min(job.config.timeout, _PATIENCE_S)
         await job.aclose(reason, patience=patience, finished=False)
         raise
-    await job.aclose()
 
 
 async def _shut(engine: Engine, runtime: Runtime) -> None:

@@ -148,8 +148,9 @@ class Pending(Generic[T]):
 
 
 class CallContext:
-    """view: changes only where the job says so. step: the number of the open step, None outside of one. auditor: notes
-    what is called, where the job is audited. lock: held while anything of this changes. recycler: lends results their
+    """view: changes only where the job says so. step: the number of the open step, None outside of one. undecided: the
+    number of one that was left and is not decided, None without one: nothing may be called then. auditor: notes what is
+    called, where the job is audited. lock: held while anything of this changes. recycler: lends results their
     memory."""
 
     def __init__(self, config: Config, engine: Engine, runtime: Runtime, view: View) -> None:
@@ -158,6 +159,7 @@ class CallContext:
         self.runtime = runtime
         self.view = view
         self.step: int | None = None
+        self.undecided: int | None = None
         self.auditor: Auditor | None = None
         self.lock = threading.RLock()
         self.recycler = Recycler()
@@ -271,6 +273,7 @@ class CallContext:
         *,
         in_loop: bool,
     ) -> Pending[T]:
+        self._demand_decided()
         within = self.config.timeout if timeout is None else seconds(timeout)
         here, group = operation.here, operation.group_id
         with self.lock:
@@ -372,7 +375,15 @@ class CallContext:
             raise
         return answer.result()
 
+    def _demand_decided(self) -> None:
+        if self.undecided is not None:
+            raise LocalError(
+                f"step {self.undecided} is not decided: call `await step.ready()` in the next step, or "
+                "`await job.ready()`, before an operation"
+            )
+
     def _watching(self, here: GroupView, channels: Mapping[int, int], timeout: float | None) -> Start:
+        self._demand_decided()
         within = self.config.timeout if timeout is None else seconds(timeout)
         return partial(self.engine.next_call, here.view_id, channels, within, self.step)
 

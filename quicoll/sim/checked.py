@@ -103,16 +103,16 @@ class CheckedJob(Job):
             bit -= 8 * part.value.nbytes
         raise AssertionError("a bit beyond the last one")
 
-    def step(self) -> Step:
-        return ComputedStep(self._steps, self._compute_s)
+    def step(self, *, overlap: bool = False) -> Step:
+        return ComputedStep(self._steps, self._compute_s, overlap=overlap)
 
 
 class ComputedStep(Step):
     """A step whose body begins `compute_s` seconds after its entry: what the user's code computes takes no time of its
     own here, and a loop that never sleeps would do thousands of steps between two faults."""
 
-    def __init__(self, protocol: StepProtocol, compute_s: float) -> None:
-        super().__init__(protocol)
+    def __init__(self, protocol: StepProtocol, compute_s: float, *, overlap: bool) -> None:
+        super().__init__(protocol, overlap=overlap)
         self._compute_s = compute_s
 
     async def __aenter__(self) -> Self:
@@ -218,9 +218,16 @@ class CheckedSteps(StepProtocol):
             if self._machine.loop.time() == began:
                 await asyncio.sleep(self._compute_s)
             raise
-        view_id = self._context.view.view_id
-        self._checker.began(self._config.node, attempt.number, view_id)
-        self._machine.note("step_began", step=attempt.number, view=view_id)
+
+    async def proceed(self, attempt: StepAttempt) -> None:
+        limit = self._config.hold_timeout + self._config.timeout  # for the decision, and for who learns between steps
+        with within(limit, "the begin of a step", machine=self._machine, checker=self._checker):
+            await super().proceed(attempt)
+
+    async def begin(self, attempt: StepAttempt, view: View) -> None:
+        await super().begin(attempt, view)
+        self._checker.began(self._config.node, attempt.number, view.view_id)
+        self._machine.note("step_began", step=attempt.number, view=view.view_id)
         self._entered, self._attempted = self._tensors(), self.state.version
 
     def _look_at_what_is_left(self) -> None:

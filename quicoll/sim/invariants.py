@@ -9,7 +9,8 @@
                     vote is aborted which the journal takes as a commit later
     one-leader      of several coordinators the journal takes records of the one alone that took its lease last
     all-or-none     a step is committed with the votes of all members of its view, and applied by none without a commit:
-                    who tries it again has the state from which it tried it before
+                    who tries it again, or computes the next one ahead of its decision, has the state from which it
+                    tried it before
     durable         a commit that the journal has taken is in it after every restart; a rank's state never goes back
                     while its process lives, and a rank never begins a step of the last view from an older state
                     than another living rank holds. A state that is torn, half overwritten by a newer one, is held no

@@ -18,6 +18,9 @@ A fifth of the seeds divide a vector between the ranks (quicoll.Sharded), with a
 Each step gives all of it new values, a function of the history too, so that each rank knows what the others own: before
 it stages its part it compares what it has, and a part that nobody holds any more is read from there.
 
+A tenth of the seeds leave their steps before they are decided, and compute the next one ahead of that
+(`job.step(overlap=True)`). Which do is drawn apart from the rest of a load.
+
 An eighth of the seeds change sets of tiers and share pieces of state, strong and eventual ones (quicoll.sim.tiered);
 which do is a setting, so that a failure can be made smaller without them.
 
@@ -38,7 +41,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from quicoll import checkpoint
-from quicoll.errors import CheckpointError, Diverged, JobDone, LocalError, Mismatch, QuicollError
+from quicoll.errors import (
+    CheckpointError,
+    Diverged,
+    JobDone,
+    LocalError,
+    Mismatch,
+    Partitioned,
+    QuicollError,
+    StepAborted,
+)
 from quicoll.sim.digests import state_digest
 from quicoll.sim.operations import OPERATIONS, CallSite, several_at_once, tree
 from quicoll.sim.subgroups import Grouping, Subgroups, after, beginning, grouping
@@ -76,8 +88,9 @@ class Load:
     algorithm: of the reductions. elements: of the vector. whole_every: steps whose numbers are multiples of it reduce
     all of it. operations: called in turn, by name. at_once: while the reduction is in flight. groups: which steps
     work in sub-groups; None: none does. table: whether the state has a table. divided: whether a vector is divided.
-    tiers: whether ranks change sets of tiers and share pieces of state. near: whether steps that reduce the whole
-    vector call several things at once that ranks of one host hand each other through its memory, large ones as well.
+    tiers: whether ranks change sets of tiers and share pieces of state. overlap: whether steps overlap. near: whether
+    steps that reduce the whole vector call several things at once that ranks of one host hand each other through its
+    memory, large ones as well.
     """
 
     algorithm: AlgorithmName = "auto"
@@ -89,12 +102,14 @@ class Load:
     table: bool = False
     divided: bool = False
     tiers: bool = False
+    overlap: bool = False
     near: bool = False
 
     @staticmethod
     def of(seed: int) -> Load:
         """Return the load of a seed. Drawn apart from all else that the seed decides."""
         draw = random.Random(f"quicoll.sim/load/{seed}").random  # noqa: S311 - a simulation has no secrets
+        overlap = random.Random(f"quicoll.sim/overlap/{seed}").random() < 0.1  # noqa: S311 - likewise
         left = list(OPERATIONS)
         chosen = tuple(left.pop(int(draw() * len(left))) for _ in range(_EACH))
         return Load(
@@ -106,6 +121,7 @@ class Load:
             groups=grouping(seed),
             table=draw() < 0.25,
             divided=draw() < 0.2,
+            overlap=overlap,
         )
 
     def reduced(self, step: int) -> int:
@@ -314,11 +330,15 @@ async def worker(
                 checkpoint.save(CHECKPOINTS, step=held.count, tensors=held.save(), disk=disk)
     if held.tiered is not None:
         await held.tiered.converge()
+    if load.overlap:
+        with contextlib.suppress(StepAborted, Partitioned):  # of the last step: enough of them are committed
+            await job.aclose()
     return job.committed_step
 
 
 async def _step(job: Job, held: _Held, load: Load, divided: Subgroups) -> None:
-    async with job.step() as step:
+    async with job.step(overlap=load.overlap) as step:
+        await step.ready()
         number = step.number
         shards = job.group.shards(WORKLOAD_SHARDS)
         view = job.view.view_id, job.world_size

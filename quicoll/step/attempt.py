@@ -21,12 +21,15 @@ class StepAttempt:
     """What the protocol knows of one `async with job.step()`.
 
     number: The step's number; 0 until it is entered. view: The view in which it runs; None until then.
-    over: It has been left.
+    over: It has been left. overlap: It is left before it is decided. failure: Why it did not begin, once it was entered
+    ahead of the decision on the step before.
     """
 
     number: int = 0
     view: View | None = None
     over: bool = False
+    overlap: bool = False
+    failure: BaseException | None = None
     callbacks: list[Callable[[], None]] = field(default_factory=list)
 
     def run_callbacks(self) -> None:

@@ -21,9 +21,9 @@ __all__ = ["Step"]
 class Step:
     """One attempt at a step; a context manager that is entered once. `Job.step` makes it."""
 
-    def __init__(self, protocol: StepProtocol) -> None:
+    def __init__(self, protocol: StepProtocol, *, overlap: bool = False) -> None:
         self._protocol = protocol
-        self._attempt = StepAttempt()
+        self._attempt = StepAttempt(overlap=overlap)
 
     @property
     def number(self) -> int:
@@ -44,11 +44,29 @@ class Step:
         Args:
             callback: A plain function without arguments. A coroutine would never be awaited.
         Raises:
-            LocalError: The step has been left, or callback is no plain function.
+            LocalError: The step has been left, or has not begun because the one before it is not decided; or callback
+                is no plain function.
         """
         if self._attempt.over:
             raise LocalError(f"step {self.number} has been left: nothing can be done at its commit any more")
+        self._protocol.demand_begun(self._attempt)
         self._attempt.callbacks.append(plain(callback, "a callback of on_commit"))
+
+    async def ready(self) -> None:
+        """Wait until the step before this one is decided, if it was left with `overlap=True`; then this one begins.
+
+        The callbacks of the step before run here where it is committed. Only then does this step have collectives and
+        callbacks of its own. Leaving a step does the same first, where it was not done.
+
+        Raises:
+            StepAborted: The step before this one, or this one, was committed on no rank: leave it, and try again.
+            Mismatch: The ranks called different operations or had different results in the step before this one.
+            Partitioned: This rank is cut off, and does not know what became of the step before this one; the next entry
+                finds out.
+            LocalError: The step is not entered, or has been left, or another task waits here.
+            Terminated: This rank was asked to stop, and no decision came.
+        """
+        await self._protocol.proceed(self._attempt)
 
     async def __aenter__(self) -> Self:
         await self._protocol.enter(self._attempt)

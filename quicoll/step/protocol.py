@@ -10,6 +10,28 @@ which follows it there, is the one thing of a step that is waited for. A view th
 the step's begin is noticed by the first operation, or by the vote: the step has not begun then, and nothing of it is
 voted for.
 
+With `job.step(overlap=True)` a step is left when its vote is cast. The next step may be entered at once, ahead of the
+decision, and may compute; that step begins when the decision is there, which is awaited in one place (`conclude`): in
+`Step.ready` of the next step, else where that is left, else by `ready`, `check_state`, or the end of the job's block.
+Until then nothing of the next step exists for any other rank, so none of them, and no part of the engine, knows of it:
+
+    the state      is the one before the first step. Its callbacks run where the decision is awaited, and nowhere else
+    collectives    are refused, in a step and out of one: no result is seen that the decision could make void
+    on_commit      is refused: what would be applied depends on a state that is not there yet
+    the view       of the second step is the first one's. Where that is over by then, the step's first operation says
+                   so, or its vote, as wherever a view ends between the last look at it and a step's begin
+
+    the first step     what is raised where the decision is awaited    the second step
+    is committed       nothing                                         begins
+    is aborted         StepAborted or Mismatch, of the first step      is no more; the next attempt is at the first one
+    is in doubt        Partitioned                                     is no more; the next entry waits for the decision
+
+Where the body of the second step raises before it has awaited the decision, that is awaited first, and the outcome of
+the first step stands; then the view ends for all ranks, as for any step that is left by an error.
+
+It is one level deep: the vote of the second step is cast after the decision on the first, so there is one vote at most
+whose decision is not known.
+
 States are compared when a view begins and, at times, beside a step (quicoll.state.keeper): the digest is made at the
 step's entry, its exchange goes on beside the body, and is looked at when the step is left, before the vote. Where
 states differ, the step is aborted on all ranks, which ends its view, and the next entry heals it.
@@ -41,9 +63,14 @@ The phases of a rank's protocol. One task at a time is in ENTRY, OPEN or END; an
 
     OUTSIDE --ready(), enter()--> ENTRY --begun--> OPEN --leave()--> END --> OUTSIDE
                                   ENTRY --ready() is done, or the entry failed--> OUTSIDE
+    OUTSIDE --enter(), a decision is left to be awaited--> AHEAD --proceed()--> ENTRY --begun--> OPEN
+                                  ENTRY --the decision, or the view, is against it--> AHEAD --leave()--> OUTSIDE
 
 Beside its phase the protocol may have one vote in doubt: cast, and its decision not known here. A vote counts as in
 doubt from just before it is cast until its decision arrives, or until it is certain that it was never cast.
+
+A vote is left to be decided (`_left`) from the end of a step with overlap until its decision is awaited. That is a
+doubt as well, of which the caller has not been told: whatever keeps it from being awaited leaves it to the next entry.
 
 Invariants: while a vote is in doubt no other step begins here, because the next number and the state depend on it; the
 callbacks of an attempt run at most once, and only after a commit; `state.version` moves after they have run.
@@ -102,6 +129,7 @@ class StepPhase(enum.Enum):
 
     OUTSIDE = "outside"
     ENTRY = "entry"
+    AHEAD = "ahead"
     OPEN = "open"
     END = "end"
 
@@ -117,8 +145,8 @@ class _Doubt:
 class StepProtocol:
     """One rank's side of the step protocol, on the caller's loop. See the module's head.
 
-    `synchronise`, `enter`, `commit`, `decided` and `apply` may be overridden to look at what happens; the simulator's
-    checks do.
+    `synchronise`, `enter`, `proceed`, `begin`, `commit`, `decided` and `apply` may be overridden to look at what
+    happens; the simulator's checks do.
     """
 
     def __init__(
@@ -160,8 +188,9 @@ class StepProtocol:
         self._unlimit: Callable[[], None] = lambda: None  # while a step is open: lets it go on as long as it likes
         self._giving_up: asyncio.Task[None] | None = None  # the loop itself keeps no task alive
         self._phase = StepPhase.OUTSIDE
-        self._open: StepAttempt | None = None  # in OPEN
+        self._open: StepAttempt | None = None  # in AHEAD, and in OPEN
         self._doubt: _Doubt | None = None
+        self._left: asyncio.Future[Decision] | None = None  # the decision on the vote in doubt, if nobody awaits it yet
         self._dismissed = ""  # why this rank is to leave, once it has handed over what it owned
         self._synchronised = 0  # the view in which our state was compared with the others'
         self._check: StateCheck | None = None  # under way beside the open step
@@ -175,6 +204,11 @@ class StepProtocol:
     def in_doubt(self) -> bool:
         """True while a vote was cast whose decision is not known here."""
         return self._doubt is not None
+
+    @property
+    def entered(self) -> bool:
+        """True while the caller is inside a step."""
+        return self._phase in (StepPhase.AHEAD, StepPhase.OPEN)
 
     # -- entry ---------------------------------------------------------------------------------------------------
 
@@ -210,39 +244,91 @@ class StepProtocol:
             return self._keeper.digest
 
     async def enter(self, attempt: StepAttempt) -> None:
-        """Begin a step: `ready`, then tell the engine.
+        """Begin a step: `ready`, then tell the engine. Or enter it ahead of the decision on the one before it.
 
         Raises:
             LocalError: The attempt was entered before, or as `ready`.
             Partitioned: As `ready`.
-            StepAborted: The view ended meanwhile; the step was committed nowhere.
+            StepAborted: The view ended meanwhile; the step was committed nowhere. Or the step before it was, which was
+                left before it was decided.
+            Mismatch: The ranks differed in the step before it, which was left before it was decided.
             Terminated: This rank was asked to stop; no step is open.
         """
         if attempt.number:
             raise LocalError("a Step is one attempt: call job.step() for the next one")
+        undecided = self._doubt if self._left is not None and not self._stop.asked else None
+        # A signal may have ended the wait for the decision on a step without overlap: that is awaited here.
+        if undecided is not None and undecided.attempt.overlap and self._phase is StepPhase.OUTSIDE:
+            attempt.number, attempt.view = undecided.attempt.number + 1, self._context.view
+            self._open, self._phase = attempt, StepPhase.AHEAD
+            return
         async with self._entry():
             await self._ready()
-            view = self._context.view
-            attempt.number = self.state.version.step + 1
-            attempt.view = view
-            auditor = self._context.auditor
-            if auditor is not None:
-                auditor.begin(
-                    step=attempt.number, view=view.view_id, rank=self._context.rank, world=self._context.world_size
-                )
-            try:
-                await self._keeper.teach(view, timeout=self._context.config.timeout)
-                self._check = self._keeper.begin_check()
-                self._runtime.post(partial(self._engine.begin, view.view_id, attempt.number))
-            except (PeerError, Corrupted, Partitioned) as error:
-                raise self._aborted(error, attempt.number) from error
-            except BaseException as error:
-                # Cancelled, for one: the others may be in the step, and nobody here would ever vote for it.
-                await self._give_up(view.view_id, self._why_given_up(error))
-                raise
-            self._context.open(attempt.number)
-            self._open, self._phase = attempt, StepPhase.OPEN
-            self._limit(attempt, view.view_id)
+            attempt.number, attempt.view = self.state.version.step + 1, self._context.view
+            await self.begin(attempt, self._context.view)
+
+    async def proceed(self, attempt: StepAttempt) -> None:
+        """Begin a step that was entered ahead of the decision on the one before it, once that is there.
+
+        Nothing for a step that has begun.
+
+        Raises:
+            LocalError: The attempt was not entered, or has been left, or another task is in here.
+            StepAborted: The step before it was committed nowhere, or this one cannot begin; this attempt is no more.
+            Mismatch: The ranks differed in the step before it, which was committed nowhere.
+            Partitioned: The vote on the step before it is in doubt.
+            Terminated: This rank was asked to stop, and no decision came; the vote is in doubt.
+        """
+        if self._open is not attempt or attempt.view is None:
+            raise LocalError("this step is not open: it was left before, or never entered")
+        if self._phase is StepPhase.OPEN:
+            return
+        if self._phase is not StepPhase.AHEAD:
+            raise LocalError("another task waits for this step to begin")
+        if attempt.failure is not None:
+            raise attempt.failure
+        self._phase = StepPhase.ENTRY
+        try:
+            with self._stop.interrupting(after=self._stop_timeout):
+                await self.conclude()
+            if attempt.over:
+                raise LocalError(f"step {attempt.number} was left while it waited to begin")
+            await self.begin(attempt, attempt.view)
+        except BaseException as error:
+            attempt.failure = error
+            self._phase = StepPhase.AHEAD
+            if attempt.over:
+                self._drop(attempt)
+            raise
+
+    def demand_begun(self, attempt: StepAttempt) -> None:
+        """Raise LocalError where an attempt was entered and waits for the decision on the step before it."""
+        if self._open is attempt and self._phase is not StepPhase.OPEN:
+            raise LocalError(
+                f"step {attempt.number} has not begun, since step {attempt.number - 1} is not decided: "
+                "call `await step.ready()` first"
+            )
+
+    async def begin(self, attempt: StepAttempt, view: View) -> None:
+        """Begin a step; the state is the one after the step before it, and `view` was at work a moment ago."""
+        auditor = self._context.auditor
+        if auditor is not None:
+            auditor.begin(
+                step=attempt.number, view=view.view_id, rank=self._context.rank, world=self._context.world_size
+            )
+        try:
+            await self._keeper.teach(view, timeout=self._context.config.timeout)
+            self._check = self._keeper.begin_check()
+            self._runtime.post(partial(self._engine.begin, view.view_id, attempt.number))
+        except (PeerError, Corrupted, Partitioned) as error:
+            raise self._aborted(error, attempt.number) from error
+        except BaseException as error:
+            # Cancelled, for one: the others may be in the step, and nobody here would ever vote for it.
+            await self._give_up(view.view_id, self._why_given_up(error))
+            raise
+        self._context.open(attempt.number)
+        self._open, self._phase = attempt, StepPhase.OPEN
+        self._limit(attempt, view.view_id)
 
     def _limit(self, attempt: StepAttempt, view_id: int) -> None:
         """Give the open step up if it is still open `stop_timeout` after this rank was asked to stop.
@@ -261,7 +347,7 @@ class StepProtocol:
     @contextmanager
     def _alone(self, phase: StepPhase) -> Iterator[None]:
         """Hold off other tasks: two would both bring the state up to date, or begin the step, and the others once."""
-        if self._phase is StepPhase.OPEN:
+        if self.entered:
             raise LocalError("a step is already open; steps do not nest, and ready() comes between them")
         if self._phase is not StepPhase.OUTSIDE:
             raise LocalError("another task is in ready(), or at the entry or the end of a step, of this job")
@@ -276,6 +362,9 @@ class StepProtocol:
     async def _entry(self) -> AsyncIterator[None]:
         """Make an entry, which is given up when this rank is asked to stop; then, if needed, hand the state over."""
         with self._alone(StepPhase.ENTRY):
+            if self._left is not None:
+                with self._stop.interrupting(after=self._stop_timeout):
+                    await self.conclude()
             try:
                 with self._stop.interrupting():
                     yield
@@ -392,6 +481,19 @@ class StepProtocol:
         """
         if self._open is not attempt:
             raise LocalError("this step is not open: it was left before, or never entered")
+        if self._phase is StepPhase.AHEAD:
+            if error is None:
+                try:
+                    await self.proceed(attempt)
+                except BaseException:
+                    self._drop(attempt)
+                    raise
+            else:
+                await self._leave_ahead(attempt, error)
+                return
+        elif self._phase is not StepPhase.OPEN:
+            attempt.over = True  # it does not begin any more
+            raise LocalError("this step has not begun: another task waits for that")
         attempt.over = True
         self._unlimit()
         unfinished = self._context.settle()
@@ -400,6 +502,26 @@ class StepProtocol:
         check, self._check = self._check, None
         with self._alone(StepPhase.END), self._stop.interrupting(after=self._stop_timeout):
             await self._end(attempt, error, unfinished, check)
+
+    async def settle(self) -> None:
+        """Act on the decision of a step that was left before it was decided, if there is one; as `proceed` raises."""
+        if self._left is not None and self._phase is StepPhase.OUTSIDE:
+            with self._alone(StepPhase.END), self._stop.interrupting(after=self._stop_timeout):
+                await self.conclude()
+
+    def _drop(self, attempt: StepAttempt) -> None:
+        attempt.over = True
+        self._open, self._phase = None, StepPhase.OUTSIDE
+
+    async def _leave_ahead(self, attempt: StepAttempt, error: BaseException) -> None:
+        """Leave a step that has not begun, by an error of its body."""
+        self._drop(attempt)
+        if attempt.view is None or (error is attempt.failure and isinstance(error, QuicollError | Terminated)):
+            return
+        if isinstance(error, Exception):  # who is cancelled waits no more: the vote is left to be decided
+            with suppress(QuicollError, Terminated):
+                await self.settle()
+        await self._give_up(attempt.view.view_id, reason_of(error))  # the others wait in this step
 
     async def _end(
         self, attempt: StepAttempt, error: BaseException | None, unfinished: int, check: StateCheck | None
@@ -448,7 +570,7 @@ class StepProtocol:
             raise
 
     async def commit(self, attempt: StepAttempt, view_id: int, unfinished: int) -> None:
-        """Vote for a step, wait for the decision and act on it.
+        """Vote for a step, and unless it overlaps with the next one wait for the decision and act on it.
 
         Args:
             attempt: The step.
@@ -456,27 +578,51 @@ class StepProtocol:
             unfinished: How many of its operations had not ended when it was left. The engine refuses the vote if any.
         """
         # Before the vote: whatever ends the wait, it has been cast or it has not.
-        self._doubt = _Doubt(attempt, view_id)
+        doubt = self._doubt = _Doubt(attempt, view_id)
         try:
             digest, groups = self._context.digests(attempt.number)
             vote: Begin[Decision] = partial(
                 self._engine.vote, view_id, digest, groups, timeout=self._hold_timeout, unfinished=unfinished
             )
-            decision = await self._runtime.begin(vote, self._engine.endpoint)
+            self._context.undecided = attempt.number if attempt.overlap else None
+            self._left = self._runtime.begin(vote, self._engine.endpoint)
+        except LocalError:  # the job is closed: there is nobody left to ask
+            raise
+        except BaseException as error:  # of a signal handler
+            self._context.undecided = None
+            await self._unheard(doubt, error)
+            raise
+        if not attempt.overlap:
+            await self.conclude()
+
+    async def conclude(self) -> None:
+        """Wait for the decision on the vote that was cast last, and act on it. Nothing where none is left to decide."""
+        doubt, decided, self._left = self._doubt, self._left, None
+        if doubt is None or decided is None:
+            return
+        attempt = doubt.attempt
+        try:
+            decision = await decided
         except (PeerError, Corrupted) as error:
             self._doubt = None
             raise self._aborted(error, attempt.number) from error
         except LocalError:  # the job is closed: there is nobody left to ask
             raise
         except BaseException as error:  # Partitioned, cancelled, or of a signal handler
-            # Shielded: another cancellation must not leave us without knowing whether the vote was cast.
-            cast = await asyncio.shield(asyncio.ensure_future(self._unanswered(view_id, type(error).__name__)))
-            if cast is None:
-                self._doubt = None
-                if isinstance(error, Partitioned):
-                    raise self._aborted(error, attempt.number) from error
+            await self._unheard(doubt, error)
             raise
+        finally:
+            self._context.undecided = None
         await self.decided(attempt, decision)
+
+    async def _unheard(self, doubt: _Doubt, error: BaseException) -> None:
+        """Find out whether a vote was cast whose decision is awaited no more. Raises StepAborted where it was not."""
+        # Shielded: another cancellation must not leave us without knowing whether the vote was cast.
+        cast = await asyncio.shield(asyncio.ensure_future(self._unanswered(doubt.view_id, type(error).__name__)))
+        if cast is None:
+            self._doubt = None
+            if isinstance(error, Partitioned):
+                raise self._aborted(error, doubt.attempt.number) from error
 
     async def decided(self, attempt: StepAttempt, decision: Decision) -> None:
         """Apply a step that was committed; raise the error of one that was not."""

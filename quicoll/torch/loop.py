@@ -283,6 +283,9 @@ class TorchLoop:
         self._checkpoints = checkpoints
         self._saver: Saver | None = None
         self._resumed = False
+        # A step was committed in which this rank took part: after the last one it waits for no other view, since the
+        # others may have left by then, with what they own of the state.
+        self._committed = False
         self._over: Callable[[], bool] = lambda: True
         self.open: TorchAttempt | None = None
         described = Architecture.of(self.shape.parameters, {**settings, "shards": self.shards})
@@ -328,7 +331,8 @@ class TorchLoop:
         try:
             while True:
                 try:
-                    await self.job.ready()
+                    if not (self._committed and self._over()):
+                        await self.job.ready()
                     self.open = None if self._over() else await self._entered()
                 except StepAborted as aborted:
                     _log.info("begun again in the next view: %s", aborted)
@@ -365,6 +369,7 @@ class TorchLoop:
         self.shape.buffers.move(rest[:-2])
         update()
         self.shape.clear()
+        self._committed = True
         # The data has moved before: it was taken before this was asked for.
         if self._scheduler is not None and (not self._each_epoch or self._ends_an_epoch()):
             self._scheduler.step()

@@ -330,6 +330,9 @@ class Worker:
                 return None
             else:
                 await self._committed(number)
+                if self._over():
+                    # No other view is waited for: the others may have left by now, with what they own of the state.
+                    return None
 
     async def _committed(self, number: int) -> None:
         if self._report_every and number % self._report_every == 0:

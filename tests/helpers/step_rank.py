@@ -115,6 +115,8 @@ class FakeEngine:
             raise answer
         if isinstance(answer, asyncio.Event):  # an answer that nobody waits for to its end
             await answer.wait()
+        if isinstance(answer, asyncio.Future):  # one that the test gives in a while
+            return await asyncio.shield(answer)
         return answer() if callable(answer) else answer
 
     async def wait_view(self, timeout: float, *, after: int = 0) -> Any:
@@ -197,6 +199,7 @@ class FakeContext:
         self.is_spare = False
         self.auditor: FakeAuditor | None = None
         self.unfinished = 0
+        self.undecided: int | None = None
         self.log: list[Any] = []
 
     def enter(self, view: View) -> None:
@@ -265,8 +268,8 @@ class Rank:
         )
         self.ran: list[int] = []
 
-    def step(self) -> Step:
-        return Step(self.protocol)
+    def step(self, *, overlap: bool = False) -> Step:
+        return Step(self.protocol, overlap=overlap)
 
     async def one(self, body: Callable[[], None] = lambda: None) -> int:
         """A step whose callbacks note its number, and whose body is as given."""

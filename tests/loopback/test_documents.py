@@ -510,6 +510,19 @@ async def own_rule(block: str, directory: Path) -> None:
     assert installed.stats.seen > 0
 
 
+async def overlapping(block: str, directory: Path) -> None:
+    weights = {}
+
+    async def rank(job: quicoll.Job) -> None:
+        held = weights[job.rank] = np.zeros(3)
+        names = {"read": lambda number: number, "gradients": lambda batch: np.full(3, float(batch + job.rank))}
+        await piece(block, job=job, steps=5, apply=lambda mean: np.add(held, mean, out=held), **names)
+
+    async with cluster(2) as jobs:
+        await asyncio.gather(*(rank(job) for job in jobs))
+    assert [held.tolist() for held in weights.values()] == [[17.5] * 3] * 2
+
+
 async def certificate(block: str, directory: Path) -> None:
     """After the commands above it on that page."""
     for line in commands(ROOT / "certs" / "README.md"):
@@ -534,6 +547,7 @@ RUNS: dict[str, Run] = {
     "docs/faults.md: async with corrupt_payloads(jobs[1], PayloadCorrupt(min_byte": bad_memory,
     "docs/faults.md: class DropLarge:": own_rule,
     "docs/internals/simulation.md: disk = SimDisk(random.Random(7), now_ns=lambda: 0)  # has th": alone,
+    "docs/membership.md: while job.committed_step < steps:": overlapping,
     "docs/membership.md: def save():": states,
     "docs/messages.md: async def main():": alone,
     "docs/simulation.md: def split(sim):": scenarios,

@@ -95,6 +95,16 @@ def a_decision_that_comes_late() -> Simulation:
     return built_in(script, settings=Settings(ranks=3, lost_after=2.0, hold_timeout=0.3, recovery=10.0, limit=30.0))
 
 
+def a_voter_is_killed_while_the_others_compute_ahead() -> Simulation:
+    """So that a step is aborted which all ranks have left."""
+
+    def script(sim: Simulation) -> None:
+        sim.at_vote(2, start=0.1).crash(2)
+        sim.at(0.9).heal()
+
+    return built_in(script, load=workload.Load(whole_every=100, operations=("barrier",), overlap=True))
+
+
 def a_late_voter_is_lost() -> Simulation:
     """By the coordinator alone, which the others tell nothing: they hear it still."""
 
@@ -277,6 +287,17 @@ def what_ranks_have_heard_is_not_compared(patch: Patch) -> None:
     patch.setattr(quicoll.state.synchronisation, "heard", credulous)
 
 
+def a_step_is_applied_when_it_is_left(patch: Patch) -> None:
+    commit = StepProtocol.commit
+
+    async def hasty(self: StepProtocol, attempt: Any, view_id: int, unfinished: int) -> None:
+        await commit(self, attempt, view_id, unfinished)
+        if attempt.overlap:
+            attempt.run_callbacks()
+
+    patch.setattr(StepProtocol, "commit", hasty)
+
+
 def the_digest_that_holders_told_is_not_that_of_the_manifest(patch: Patch) -> None:
     patch.setattr(quicoll.state.synchronisation, "_check_manifest", lambda *_: None)
 
@@ -312,6 +333,7 @@ class Mutant:
 MUTANTS = (
     Mutant(a_doubt_is_answered_by_the_step_alone, a_vote_that_is_cut_off, "one-decision"),
     Mutant(callbacks_are_lost_after_a_doubt, a_decision_that_comes_late, "same-bits"),
+    Mutant(a_step_is_applied_when_it_is_left, a_voter_is_killed_while_the_others_compute_ahead, "all-or-none"),
     Mutant(a_lost_member_s_vote_is_not_needed, a_late_voter_is_lost, "all-or-none"),
     Mutant(a_share_of_three_ends_early, shares_of_three, "OutOfTime"),  # no two ranks have the same there
     Mutant(every_vote_has_one_digest, a_liar, "same-bits"),

@@ -349,6 +349,8 @@ class CoordinatorCore:
             cause = f"{node} spoke of view {message.view_id}, of which it cannot be a member"
             self._out.refuse(node, candidate.incarnation, cause)
             self._losses.lost(candidate, cause, now_ns)
+        elif isinstance(message, BeginStep) and (view is None or view is not self._stage.view):
+            self._succession.was_open(node, message, now_ns)
         elif view is None:
             pass  # of a view that is over: the sender did not know of its end yet
         elif isinstance(message, Learn):

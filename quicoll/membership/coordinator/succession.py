@@ -14,6 +14,8 @@ Invariants:
 - Once a view has ended nothing of it can be committed: `Stage` has no active view any more, and steps.py asks for one.
 - The end of a view is announced once. What follows for those who can have caused it is weighed and written down first,
   so that its members hear it with the cause.
+- A step that was open in a view that is over is noted as rejected once, whenever it is heard of: a member that had not
+  said so yet says it at the view's end (`was_open`), which may come after the announcement.
 
 Failure cases: too few are left for another view (`change` ends the installed one, with the obstacle for a cause); a
 proposal that fails uses up its id; a node that is left out is told so, and for how long.
@@ -21,8 +23,11 @@ proposal that fails uses up its id; a node that is left out is told so, and for 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from quicoll.membership.coordinator.actions import StepRejected
+from quicoll.membership.coordinator.ballot import Ballot
 from quicoll.membership.coordinator.diagnosis import ViewFailure
 from quicoll.membership.coordinator.history import InstalledView, Noted, Proposed
 from quicoll.membership.coordinator.weighing import Weighed, weigh
@@ -41,10 +46,27 @@ if TYPE_CHECKING:
     from quicoll.membership.coordinator.proposal import Proposal
     from quicoll.membership.coordinator.roster import Candidate, Roster
     from quicoll.membership.coordinator.stage import Stage
-    from quicoll.membership.messages import Decide
+    from quicoll.membership.messages import BeginStep, Decide
     from quicoll.membership.view import View
 
 __all__ = ["Succession"]
+
+
+@dataclass(slots=True)
+class _Over:
+    """The view that was installed last, when it is over.
+
+    Attributes:
+        view: It.
+        step: The one that may have been open in it.
+        noted: Whether it is known that the step was open.
+        failure: Why the view is over, once that was announced.
+    """
+
+    view: View
+    step: int
+    noted: bool
+    failure: ViewFailure | None = None
 
 
 class Succession:
@@ -79,6 +101,7 @@ class Succession:
         self._formation = formation
         self._probes = probes
         self._departures = departures
+        self._over: _Over | None = None
 
     # A view begins
 
@@ -86,6 +109,9 @@ class Succession:
         """Propose a view of `chosen`; at a step boundary, inside the decision of the step."""
         previous = self._stage.active.view if self._stage.active is not None else None
         view = self._formation.next_view(chosen, self._ledger.history)
+        if previous is not None:
+            step = self._ledger.history.committed_step + 1
+            self._over = _Over(previous, step, noted=False, failure=ViewFailure(f"view {view.view_id} is proposed"))
         for candidate in chosen:
             candidate.learning = candidate.warm = False
         for candidate in chosen[view.workers :]:
@@ -139,6 +165,7 @@ class Succession:
 
     def end(self, active: ActiveView) -> Diagnosis:
         """End the installed view without announcing it. Nothing of it can be committed any more."""
+        self._over = _Over(active.view, self._ledger.history.committed_step + 1, noted=active.ballot is not None)
         weights = self._evidence.weights(active.view.nodes)
         return self._stage.end(active, weights=weights, patient=self._evidence.failing)
 
@@ -151,9 +178,41 @@ class Succession:
     def _announce(self, diagnosis: Diagnosis, failure: ViewFailure, now_ns: int) -> None:
         diagnosis.announced = True
         weighed = self._weigh(failure, diagnosis.view, now_ns)
+        if self._over is not None:
+            self._over.failure = weighed.failure
         self._out.announce_end(diagnosis.view, diagnosis.ballot, weighed.failure, now_ns=now_ns)
         self._out.withhold_from_all(weighed.left_out)
         self._departures.remove_leavers(now_ns)
+
+    def was_open(self, node: str, message: BeginStep, now_ns: int) -> None:
+        """Take in that a step was open in a view that is over, of which nothing was known.
+
+        Args:
+            node: Who had begun it.
+            message: Its message. What it says of any other view than the last, or of another step, is nothing.
+            now_ns: The time now.
+        """
+        over, diagnosis = self._over, self._stage.diagnosis
+        if over is None or over.noted or (over.view.view_id, over.step) != (message.view_id, message.step):
+            return
+        if over.view.rank_of(node) is None:
+            return
+        over.noted = True
+        if over.failure is not None:
+            failure = over.failure
+            self._out.note(
+                StepRejected(
+                    now_ns=now_ns,
+                    view_id=over.view.view_id,
+                    step=over.step,
+                    cause=failure.cause,
+                    lost=failure.lost,
+                    culprit=failure.culprit,
+                )
+            )
+        elif diagnosis is not None:  # the announcement follows, and says it
+            diagnosis.ballot = Ballot(over.view, step=over.step)
+            diagnosis.ballot.begin(node)
 
     # What follows for its nodes
 

@@ -530,6 +530,7 @@ class MemberCore:
 
     def _view_over(self, end: ViewEnd) -> None:
         """End the view; the link to the coordinator stays."""
+        self._announce()  # a step that the coordinator has not heard of is lost all the same
         self._end_view(end)
         self._wait.end()
         self._move(MemberCause.DONE if self._leaving else MemberCause.ENDED)

@@ -12,14 +12,15 @@ and, while the view is installed, for one step after another
     open        begun and not voted on: this member alone can make sure that the step is not committed. The coordinator
                 hears of it by the vote; or by a Begin before it: at once in the first step of a view, by which it
                 knows that who is here goes on with the job (coordinator/ending.py), and in a later one where the vote
-                does not follow within `BEGIN_NS`. So a short step costs it one message of each member
+                does not follow within `BEGIN_NS`, or where the view ends first. So a short step costs it one message of
+                each member
     voted       the point of no return, if the vote is ok: only the coordinator knows what became of the step
 
 until the view has `failed`: a report is on its way, the view cannot go on, and no step is begun in it any more.
 
 What a Begin is for: the coordinator takes a boundary to be one on every member when `quiet_ns` have passed since the
 last decision, and may have another view follow then. BEGIN_NS is a small part of that, no more than what the network
-adds.
+adds. At a view's end it tells the coordinator, and who listens to it, that a step was lost.
 
 Invariants: a step is voted on once, after it was begun; a Begin comes before the vote or not at all; each lost peer is
 reported once; at the end `Deactivate` comes

@@ -75,6 +75,63 @@ def test_a_loss_inside_a_step_aborts_it_and_the_others_go_on_at_once() -> None:
     assert (view.view_id, view.nodes) == (2, ("a", "b"))
 
 
+def test_a_step_that_is_heard_of_after_the_end_of_its_view_is_noted_as_rejected_once() -> None:
+    """Nobody had said that it was open: it was short."""
+    bench = Bench(3)
+    bench.installed(*"abc")
+    bench.commit(*"abc")
+    bench.lose("c")
+    assert bench.proposed().nodes == ("a", "b")
+    assert bench.notes(a.StepRejected) == []
+    for node in "ab":
+        bench.say(node, m.BeginStep(view_id=1, step=2))
+    (noted,) = bench.notes(a.StepRejected)
+    assert noted.event == a.StepRejected(
+        now_ns=0, view_id=1, step=2, cause="c was lost: silence", lost=("c",), culprit="c"
+    )
+    assert bench.confirm().nodes == ("a", "b")
+
+
+def test_a_step_that_is_heard_of_before_the_end_of_its_view_is_announced_is_noted_with_it() -> None:
+    bench = Bench(4, gather_ns=500 * MS)
+    bench.installed(*"abcd")
+    bench.say("b", m.Report(view_id=1, lost=(("d", "silence"),)))
+    bench.say("a", m.BeginStep(view_id=1, step=1))
+    assert bench.notes(a.StepRejected) == []
+    bench.advance(500 * MS)
+    (noted,) = bench.notes(a.StepRejected)
+    assert (noted.event.step, noted.event.lost) == (1, ("d",))
+    assert isinstance(bench.inbox["a"][0], m.Decide)
+    assert isinstance(bench.inbox["c"][0], m.Aborted)
+
+
+def test_a_step_that_a_change_of_members_met_is_noted_as_rejected() -> None:
+    bench = Bench(2)
+    bench.installed(*"ab")
+    bench.commit(*"ab")
+    bench.join("c")
+    bench.advance(SECOND)
+    assert bench.proposed().nodes == ("a", "b", "c")
+    bench.say("a", m.BeginStep(view_id=1, step=2))
+    (noted,) = bench.notes(a.StepRejected)
+    assert (noted.event.step, noted.event.cause) == (2, "view 2 is proposed")
+
+
+@pytest.mark.parametrize(
+    ("node", "step"),
+    [("a", 1), ("a", 3), ("d", 2)],
+    ids=["one that was committed", "one that could not begin", "of a node that was not in the view"],
+)
+def test_what_cannot_have_been_open_in_the_last_view_is_not_noted(node: str, step: int) -> None:
+    bench = Bench(3)
+    bench.installed(*"abc")
+    bench.commit(*"abc")
+    bench.lose("c")
+    bench.join("d")
+    bench.say(node, m.BeginStep(view_id=1, step=step))
+    assert bench.notes(a.StepRejected) == []
+
+
 @pytest.mark.parametrize("kind", ["failed", "mismatch", "corrupted"])
 def test_a_failed_collective_ends_the_view_for_all_and_says_what_kind_of_failure_it_was(kind: Any) -> None:
     bench = Bench(2)

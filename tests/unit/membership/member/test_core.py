@@ -247,11 +247,24 @@ def test_a_later_step_that_is_voted_on_soon_is_announced_by_nothing_else() -> No
     assert bench.tick(BEGIN_NS) == []
 
 
-def test_no_step_of_a_view_that_is_over_is_announced() -> None:
+def test_a_step_is_announced_at_the_latest_when_its_view_ends_and_not_after_it() -> None:
+    """So that the coordinator can say that it was lost."""
     bench = second_step()
-    bench.hear(m.Aborted(view_id=1, cause="b was lost"))
+    assert bench.hear(m.Aborted(view_id=1, cause="b was lost")) == [
+        a.TellCoordinator(m.BeginStep(view_id=1, step=2)),
+        a.Deactivate(1, "b was lost"),
+        a.Decided(1, 2, False, "b was lost"),
+    ]
     assert bench.core.next_timer() is None
     assert bench.tick(BEGIN_NS) == []
+
+
+def test_a_step_that_a_proposal_ends_is_announced_before_it_is_answered() -> None:
+    bench = second_step()
+    following = view(2, committed=1, by=1)
+    actions = bench.hear(m.Propose(view=following))
+    assert actions[0] == a.TellCoordinator(m.BeginStep(view_id=1, step=2))
+    assert actions[-1] == a.FormLinks(following)
 
 
 def test_a_decision_may_bring_the_next_view() -> None:
