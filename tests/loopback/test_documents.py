@@ -35,6 +35,7 @@ ROOT = Path(__file__).parents[2]
 DOCUMENTS = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
+    ROOT / "SECURITY.md",
     ROOT / "certs" / "README.md",
     *sorted((ROOT / "examples").rglob("README.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
@@ -739,6 +740,75 @@ async def test_a_block_runs_as_it_is_printed(name: str, tmp_path: Path, capsys: 
     await RUNS[name](blocks()[name], tmp_path)
 
 
+# -- what the tutorials say beside their blocks ------------------------------------------------------------------------
+
+
+@pytest.mark.warm("torch")
+def test_the_loop_that_the_tutorial_breaks_is_caught(tmp_path: Path) -> None:
+    """By seeds 4 and 5, the first two of those that fail next to each other."""
+    whole, careless = of_page("docs/tutorials/asyncio_loop.md"), "                weights[:] -= 0.1 * mean\n"
+    broken = re.sub(r" {16}def apply\(.*?on_commit\(apply\)\n", careless, whole, flags=re.DOTALL)
+    assert careless in broken
+    assert "apply" not in broken
+    (tmp_path / "fit.py").write_text(broken)
+    (tmp_path / "test_fit.py").write_text(of_page("docs/tutorials/split.md"))
+    (tmp_path / "pytest.ini").write_text("[pytest]\nasyncio_mode = auto\n")
+    options = ["-p", "quicoll.pytest_plugin", "-p", "no:cacheprovider", "--sim-seeds", "4:6", "-k", "chance"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options],
+        cwd=tmp_path,
+        env={**INHERITED, "PYTHONPATH": os.pathsep.join([*SOURCES, str(tmp_path)])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert re.search(r"VERDICT  FAILED  all-or-none: worker-\d changed 'weights', though step \d was not", done.stdout)
+    assert re.search(r"Run it again:  pytest '.*\[seed\d\]' --sim-seed \d", done.stdout)
+
+
+@pytest.mark.warm("torch")
+def test_the_commands_of_two_machines_by_hand_do_what_the_page_says(tmp_path: Path) -> None:
+    """One after the other, both machines being this one."""
+    page = (ROOT / "docs" / "tutorials" / "two_machines.md").read_text()
+    lines = [line.strip() for line in re.findall(r"^    .*$", page, re.MULTILINE)]
+    workers = [line for line in lines if line.endswith(" python fit.py")]
+    (tmp_path / "fit.py").write_text(of_page("docs/tutorials/asyncio_loop.md"))
+    environment = {**INHERITED, "PYTHONPATH": os.pathsep.join(SOURCES), "STEPS": "30"}
+
+    def start(words: list[str], **more: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, *words],
+            cwd=tmp_path,
+            env={**environment, **more},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    for line in lines:
+        if line.startswith("quicoll certs "):
+            program("-m", "quicoll.cli.main", *shlex.split(line)[1:], cwd=tmp_path)
+    (line,) = (line for line in lines if line.startswith("quicoll coordinator "))
+    words = shlex.split(line.replace("10.0.0.1:4433", "127.0.0.1:0"))[1:]
+    with start(["-m", "quicoll.cli.main", *words, "--lost-after", LOST_AFTER]) as coordinator:
+        try:
+            assert coordinator.stdout is not None
+            address = next(found[0] for said in coordinator.stdout if (found := re.search(r"127\.0\.0\.1:\d+", said)))
+            ranks = []
+            for worker in workers:
+                *variables, _, script = worker.replace("10.0.0.1:4433", address).split()
+                ranks.append(start([script], **dict(variable.split("=", 1) for variable in variables)))
+            said = [rank.communicate()[0] for rank in ranks]
+        finally:
+            coordinator.terminate()
+    assert [rank.returncode for rank in ranks] == [0, 0], said
+    ends = {found for each in said for found in re.findall(r"after step 30: .* (\w+)$", each, re.MULTILINE)}
+    assert len(said) == 2
+    assert len(ends) == 1, said
+    assert coordinator.returncode == 0
+
+
 # -- commands, variables, links --------------------------------------------------------------------------------------
 
 
@@ -787,6 +857,19 @@ def test_every_file_that_a_document_links_to_is_there() -> None:
     for document in DOCUMENTS:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text()):
             assert (document.parent / target).exists(), f"{document.name}: {target}"
+
+
+def headings(document: Path) -> set[str]:
+    """Their names in links, as both GitHub and MyST make them."""
+    text = re.sub(r"^```.*?^```$", "", document.read_text(), flags=re.DOTALL | re.MULTILINE)
+    found = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found}
+
+
+def test_every_heading_that_a_document_links_to_is_there() -> None:
+    for document in DOCUMENTS:
+        for target, heading in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", document.read_text()):
+            assert heading in headings(document.parent / target if target else document), f"{document.name}: {heading}"
 
 
 def test_every_path_and_module_that_a_document_names_is_there() -> None:
