@@ -8,6 +8,7 @@
 #   make unit    pytest: tests of one module each that start no process, open no socket and do not take long
 #   make system  pytest: all others, against the source tree
 #   make sim     some forty clusters on a virtual clock, each broken in another way; every invariant has to hold
+#   make docs    the documentation site, in build/docs/index.html; strict: no broken link, no public name without a page
 #   make wheel   what only the wheel can break, in an environment that cannot see the source tree
 #   make deep    before a release: all tests, with every case of which test takes some, and sweep; hours
 #   make sweep   as sim, 5,000 clusters; SEEDS=5000:10000 make sweep takes others
@@ -60,7 +61,7 @@ PIP_INSTALL = -m pip install --quiet --constraint constraints.txt
 
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: demo check test lint types unit system sim wheel compiled deep sweep torch-suites bench clean
+.PHONY: demo check test lint types unit system sim docs wheel compiled deep sweep torch-suites bench clean
 
 demo: $(VENV)/.demo
 	$(BIN)/quicoll demo --json demo.json
@@ -122,6 +123,11 @@ torch-suites:
 
 IN_SUITES = PYTHONPATH='$(HERE):$(HERE)/transport' $(SUITES)/bin/python
 
+# The page of commands is made anew first; tests/unit/test_site.py notices where somebody forgot to commit it.
+docs: $(VENV)/.docs
+	$(BIN)/python docs/commands_page.py
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --doctree-dir build/doctrees docs build/docs
+
 # What a user installs is the wheel: a module, a py.typed, an entry point or a dependency that was forgotten shows only
 # there. All runs from an empty directory and with -P, so that no import can find the source tree. Every module is
 # imported, the command starts processes that train, torch knows the backend and pytest finds its plugin.
@@ -168,6 +174,10 @@ $(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/python
 
 $(VENV)/.dev: $(VENV)/.demo
 	$(BIN)/python $(PIP_INSTALL) --no-build-isolation --editable '.[demo,dev]'
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.dev
+	$(BIN)/python $(PIP_INSTALL) --no-build-isolation --editable '.[demo,dev,docs]'
 	touch $@
 
 # First without any extra: the library must be importable with neither torch nor typer, then with what the tests need.

@@ -1,15 +1,17 @@
 """For programs written with torch: an ordinary training loop whose steps are atomic, its bits those of any world size.
 
-import quicoll.blocking, quicoll.torch
+    import quicoll.blocking, quicoll.torch
 
-with quicoll.blocking.join() as job:
-    training = quicoll.torch.Training(job, model, optimizer, dataset, batch_size=64, shards=8)
-    for step in training.epochs(3):
-        with step:
-            for x, y in step.shards:
-                step.backward(F.cross_entropy(model(x), y))
-            step.reduce()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    with quicoll.blocking.join() as job:
+        training = quicoll.torch.Training(job, model, optimizer, dataset, batch_size=64, shards=8)
+        for step in training.epochs(3):
+            with step:
+                for x, y in step.shards:
+                    step.backward(F.cross_entropy(model(x), y))
+                step.reduce()
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+
+`AsyncTraining` is the same for loops in asyncio.
 """
 
 from __future__ import annotations

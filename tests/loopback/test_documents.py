@@ -11,6 +11,7 @@ import contextlib
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
@@ -34,6 +35,7 @@ ROOT = Path(__file__).parents[2]
 DOCUMENTS = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
+    ROOT / "SECURITY.md",
     ROOT / "certs" / "README.md",
     *sorted((ROOT / "examples").rglob("README.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
@@ -55,6 +57,11 @@ def blocks() -> dict[str, str]:
             first = next(line for line in block.splitlines() if line and not line.startswith(("import ", "from ")))
             found[f"{document.relative_to(ROOT)}: {first[:60]}"] = block
     return found
+
+
+def of_page(document: str, number: int = 0) -> str:
+    """A block of a page, by its number there."""
+    return [block for name, block in blocks().items() if name.startswith(f"{document}:")][number]
 
 
 async def piece(block: str, **names: Any) -> dict[str, Any]:
@@ -85,6 +92,7 @@ SCENARIOS = {
     "examples/partition_safety/README.md: def split(sim):": "import line_fit\nimport quicoll\n",
     "docs/simulation.md: def split(sim):": "import my_package\n",
     "docs/simulation.md: @quicoll.sim.scenario(seeds=100, ranks=3)": "",
+    "docs/tutorials/split.md: def split(sim):": "",
 }
 
 
@@ -94,6 +102,7 @@ def outcomes() -> dict[str, str]:
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         (directory / "my_package.py").write_text(TRAIN)
+        (directory / "fit.py").write_text(of_page("docs/tutorials/asyncio_loop.md"))
         for number, (block, head) in enumerate(SCENARIOS.items()):
             (directory / f"test_{number}.py").write_text(head + blocks()[block])
         (directory / "pytest.ini").write_text(
@@ -525,11 +534,143 @@ async def overlapping(block: str, directory: Path) -> None:
 
 async def certificate(block: str, directory: Path) -> None:
     """After the commands above it on that page."""
-    for line in commands(ROOT / "certs" / "README.md"):
+    for line in commands(ROOT / "docs" / "howto" / "certificates.md"):
         with contextlib.chdir(directory), pytest.raises(SystemExit) as ended:
             main(shlex.split(line)[1:])
         assert ended.value.code == 0, line
     await alone(block, directory)
+
+
+async def in_order(block: str, directory: Path) -> None:
+    await piece(block)
+
+
+async def one_process(block: str, directory: Path) -> None:
+    (directory / "plain.py").write_text(block)
+    said = program("plain.py", cwd=directory)
+    losses = [float(loss) for loss in re.findall(r"^epoch \d: loss ([\d.]+)$", said, re.MULTILINE)]
+    assert len(losses) == 3
+    assert losses[0] > losses[1] > losses[2]
+
+
+async def any_number(block: str, directory: Path) -> None:
+    """The digest of two ranks is that of one."""
+    (directory / "loop.py").write_text(block)
+    digests = set()
+    for ranks in (1, 2):
+        said = program(*RUN, "-n", ranks, "--seed", "7", "--lost-after", LOST_AFTER, "loop.py", cwd=directory)
+        found = re.findall(r"digest (\w+)$", said, re.MULTILINE)
+        assert len(found) == ranks
+        digests.update(found)
+    assert len(digests) == 1
+
+
+async def fitted(block: str, directory: Path) -> None:
+    (directory / "fit.py").write_text(block)
+    said = program(*RUN, "-n", 3, "--lost-after", LOST_AFTER, "fit.py", cwd=directory, STEPS="30")
+    ends = re.findall(r"after step 30: \[.*\] (\w+)$", said, re.MULTILINE)
+    assert len(ends) == 3
+    assert len(set(ends)) == 1
+
+
+async def grown_and_shrunk(block: str, directory: Path) -> None:
+    """The commands of the page, one after the other, while the program runs."""
+    (directory / "long.py").write_text(block)
+    first, *asked = (shlex.split(line)[1:] for line in commands(ROOT / "docs" / "tutorials" / "scaling.md"))
+    answers, said = ask_while_it_runs(first, asked, directory)
+    assert "has 4 ranks: worker-0, worker-1, worker-2, worker-3" in answers[0]
+    assert "has 2 ranks: worker-0, worker-1" in answers[1]
+    assert "has 2 ranks: " in answers[2]
+    assert "worker-0" not in answers[2].splitlines()[-1]
+    assert "of 4 at step" in said
+
+
+def ask_while_it_runs(run: list[str], asked: list[list[str]], directory: Path) -> tuple[list[str], str]:
+    """Start a run of this host, ask it for what is to be asked, and end it; the answers and what its workers said."""
+    command = [sys.executable, "-m", "quicoll.cli.main", *run]
+    environment = {**INHERITED, "PYTHONPATH": os.pathsep.join(SOURCES), "QUICOLL_LOST_AFTER": LOST_AFTER}
+    said: list[str] = []
+    with subprocess.Popen(
+        command, cwd=directory, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as running:
+        assert running.stdout is not None
+        for line in running.stdout:
+            said.append(line)
+            if " is rank " in line:
+                break
+        try:
+            answers = [
+                program("-m", "quicoll.cli.main", *words, "--run", running.pid, cwd=directory) for words in asked
+            ]
+        finally:
+            running.terminate()
+        said += running.stdout  # a line for each change of the ranks: less than the pipe holds
+    assert running.returncode == 128 + signal.SIGTERM, "".join(said)
+    return answers, "".join(said)
+
+
+RUN = ("-m", "quicoll.cli.main", "run")
+RECIPES = "docs/howto/"
+
+
+@lru_cache(maxsize=1)
+def recipes() -> list[str]:
+    """The pages on a torch loop put together to two programs, on one rank and on two; the programs that ended alike."""
+    head = """
+import quicoll.blocking
+import quicoll.torch
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(1)
+torch.set_num_threads(1)
+points = torch.randn(515, 16)
+dataset = TensorDataset(points, (points @ torch.randn(16, 4)).argmax(1))
+"""
+    tail = 'print(f"after {step.number} steps of {job.world_size}: {step.loss:.4f}, digest {training.digest()}")\n'
+
+    def page(name: str, number: int = 0) -> str:
+        return of_page(f"{RECIPES}{name}.md", number)
+
+    shards = "        for x, y in step.shards:\n"
+    noisy = shards + textwrap.indent(page("dropout", 1), " " * 12)
+    loops = [
+        page("dropout")
+        + "with quicoll.blocking.join() as job:\n"
+        + textwrap.indent(
+            page("optimizer")
+            + page("scheduler").replace("total_steps=16", "total_steps=18")
+            + page("accumulation").replace(shards, noisy)
+            + tail,
+            "    ",
+        ),
+        "with quicoll.blocking.join() as job:\n"
+        + textwrap.indent(page("batchnorm") + page("mixed_precision") + tail, "    "),
+    ]
+    for loop in loops:
+        ends = set()
+        for ranks in (1, 2):
+            with tempfile.TemporaryDirectory() as name:
+                (Path(name) / "loop.py").write_text(head + loop)
+                command = (*RUN, "-n", ranks, "--seed", "7", "--lost-after", LOST_AFTER, "loop.py")
+                found = re.findall(r"after (\d+) steps of (\d): (.*)$", program(*command, cwd=Path(name)), re.MULTILINE)
+            assert [int(world) for _, world, _ in found] == [ranks] * ranks
+            ends |= {(steps, end) for steps, _, end in found}
+        assert len(ends) == 1, ends
+    return [textwrap.dedent(loop) for loop in loops]
+
+
+async def recipe(block: str, directory: Path) -> None:
+    lines = {line.strip() for loop in recipes() for line in loop.splitlines()}
+    missing = [line for line in block.splitlines() if line.strip() not in lines and "total_steps" not in line]
+    assert missing == []
+
+
+async def cells(block: str, directory: Path) -> None:
+    made = await piece(block)
+    assert [total.tolist() for total in made["totals"]] == [[6.0, 6.0]] * 3
 
 
 RUNS: dict[str, Run] = {
@@ -537,15 +678,24 @@ RUNS: dict[str, Run] = {
     "README.md: job.register_state(save, load)  # how a rank that was away g": training,
     "README.md: async with quicoll.testing.cluster(3, lost_after=0.6) as job": in_a_test,
     "README.md: @quicoll.sim.scenario(seeds=200, ranks=4)": scenarios,
-    'certs/README.md: credentials = Credentials.from_directory("certs/train", role': certificate,
     "examples/partition_safety/README.md: def split(sim):": scenarios,
     "docs/checkpoints.md: saver = quicoll.train.Checkpointer(job, directory, every=5)": checkpoints,
     "docs/collectives.md: total = await job.group.all_reduce(x)  # one after the other": calls,
     "docs/collectives.md: row = await job.group.split(job.rank // 4)  # ranks of one c": sub_groups,
     "docs/collectives.md: for row in job.stragglers():": stragglers,
+    "docs/explanation/same_bits.md: a, b, c = np.float32(1e8), np.float32(-1e8), np.float32(1.0)": in_order,
     "docs/faults.md: MS = 1_000_000  # rules count in nanoseconds": a_bad_line,
     "docs/faults.md: async with corrupt_payloads(jobs[1], PayloadCorrupt(min_byte": bad_memory,
     "docs/faults.md: class DropLarge:": own_rule,
+    "docs/howto/accumulation.md: for step in training.epochs(2):": recipe,
+    "docs/howto/batchnorm.md: model = nn.Sequential(nn.Linear(16, 64), nn.BatchNorm1d(64),": recipe,
+    'docs/howto/certificates.md: credentials = Credentials.from_directory("certs/train", role': certificate,
+    "docs/howto/dropout.md: model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Dropo": recipe,
+    'docs/howto/dropout.md: noise = step.seed.derive("noise", step.shard).generator("tor': recipe,
+    "docs/howto/mixed_precision.md: for step in training.epochs(2):": recipe,
+    "docs/howto/notebooks.md: opened = contextlib.AsyncExitStack()": cells,
+    "docs/howto/optimizer.md: decayed = [p for p in model.parameters() if p.dim() > 1]": recipe,
+    "docs/howto/scheduler.md: scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, m": recipe,
     "docs/internals/simulation.md: disk = SimDisk(random.Random(7), now_ns=lambda: 0)  # has th": alone,
     "docs/membership.md: while job.committed_step < steps:": overlapping,
     "docs/membership.md: def save():": states,
@@ -564,6 +714,11 @@ RUNS: dict[str, Run] = {
     'docs/training.md: moments = quicoll.Sharded(len(weights), {"m": "float32", "v"': divided,
     "docs/training.md: task = quicoll.train.TorchTask(": a_worker,
     "docs/training.md: class Mean:": without_asyncio,
+    "docs/tutorials/asyncio_loop.md: TRUE = np.array([2.0, -1.0, 0.5], np.float32)": fitted,
+    "docs/tutorials/scaling.md: with quicoll.blocking.join() as job:": grown_and_shrunk,
+    "docs/tutorials/split.md: def split(sim):": scenarios,
+    "docs/tutorials/torch_loop.md: # plain.py": one_process,
+    "docs/tutorials/torch_loop.md: # loop.py": any_number,
 }
 
 
@@ -584,6 +739,11 @@ STARTS = {
     mixed,
     computed_again,
     meshed,
+    one_process,
+    any_number,
+    fitted,
+    grown_and_shrunk,
+    recipe,
 }
 
 
@@ -592,6 +752,75 @@ STARTS = {
 )
 async def test_a_block_runs_as_it_is_printed(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     await RUNS[name](blocks()[name], tmp_path)
+
+
+# -- what the tutorials say beside their blocks ------------------------------------------------------------------------
+
+
+@pytest.mark.warm("torch")
+def test_the_loop_that_the_tutorial_breaks_is_caught(tmp_path: Path) -> None:
+    """By seeds 4 and 5, the first two of those that fail next to each other."""
+    whole, careless = of_page("docs/tutorials/asyncio_loop.md"), "                weights[:] -= 0.1 * mean\n"
+    broken = re.sub(r" {16}def apply\(.*?on_commit\(apply\)\n", careless, whole, flags=re.DOTALL)
+    assert careless in broken
+    assert "apply" not in broken
+    (tmp_path / "fit.py").write_text(broken)
+    (tmp_path / "test_fit.py").write_text(of_page("docs/tutorials/split.md"))
+    (tmp_path / "pytest.ini").write_text("[pytest]\nasyncio_mode = auto\n")
+    options = ["-p", "quicoll.pytest_plugin", "-p", "no:cacheprovider", "--sim-seeds", "4:6", "-k", "chance"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options],
+        cwd=tmp_path,
+        env={**INHERITED, "PYTHONPATH": os.pathsep.join([*SOURCES, str(tmp_path)])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert re.search(r"VERDICT  FAILED  all-or-none: worker-\d changed 'weights', though step \d was not", done.stdout)
+    assert re.search(r"Run it again:  pytest '.*\[seed\d\]' --sim-seed \d", done.stdout)
+
+
+@pytest.mark.warm("torch")
+def test_the_commands_of_two_machines_by_hand_do_what_the_page_says(tmp_path: Path) -> None:
+    """One after the other, both machines being this one."""
+    page = (ROOT / "docs" / "tutorials" / "two_machines.md").read_text()
+    lines = [line.strip() for line in re.findall(r"^    .*$", page, re.MULTILINE)]
+    workers = [line for line in lines if line.endswith(" python fit.py")]
+    (tmp_path / "fit.py").write_text(of_page("docs/tutorials/asyncio_loop.md"))
+    environment = {**INHERITED, "PYTHONPATH": os.pathsep.join(SOURCES), "STEPS": "30"}
+
+    def start(words: list[str], **more: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, *words],
+            cwd=tmp_path,
+            env={**environment, **more},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    for line in lines:
+        if line.startswith("quicoll certs "):
+            program("-m", "quicoll.cli.main", *shlex.split(line)[1:], cwd=tmp_path)
+    (line,) = (line for line in lines if line.startswith("quicoll coordinator "))
+    words = shlex.split(line.replace("10.0.0.1:4433", "127.0.0.1:0"))[1:]
+    with start(["-m", "quicoll.cli.main", *words, "--lost-after", LOST_AFTER]) as coordinator:
+        try:
+            assert coordinator.stdout is not None
+            address = next(found[0] for said in coordinator.stdout if (found := re.search(r"127\.0\.0\.1:\d+", said)))
+            ranks = []
+            for worker in workers:
+                *variables, _, script = worker.replace("10.0.0.1:4433", address).split()
+                ranks.append(start([script], **dict(variable.split("=", 1) for variable in variables)))
+            said = [rank.communicate()[0] for rank in ranks]
+        finally:
+            coordinator.terminate()
+    assert [rank.returncode for rank in ranks] == [0, 0], said
+    ends = {found for each in said for found in re.findall(r"after step 30: .* (\w+)$", each, re.MULTILINE)}
+    assert len(said) == 2
+    assert len(ends) == 1, said
+    assert coordinator.returncode == 0
 
 
 # -- commands, variables, links --------------------------------------------------------------------------------------
@@ -642,6 +871,19 @@ def test_every_file_that_a_document_links_to_is_there() -> None:
     for document in DOCUMENTS:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text()):
             assert (document.parent / target).exists(), f"{document.name}: {target}"
+
+
+def headings(document: Path) -> set[str]:
+    """Their names in links, as both GitHub and MyST make them."""
+    text = re.sub(r"^```.*?^```$", "", document.read_text(), flags=re.DOTALL | re.MULTILINE)
+    found = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found}
+
+
+def test_every_heading_that_a_document_links_to_is_there() -> None:
+    for document in DOCUMENTS:
+        for target, heading in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", document.read_text()):
+            assert heading in headings(document.parent / target if target else document), f"{document.name}: {heading}"
 
 
 def test_every_path_and_module_that_a_document_names_is_there() -> None:

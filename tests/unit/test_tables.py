@@ -131,6 +131,23 @@ def test_the_tables_of_errors_name_errors_that_are_there_and_say_right_what_goes
             assert getattr(transport_errors, name).usable is (link == "goes on"), name
 
 
+def test_the_page_of_errors_has_all_of_them_and_says_right_what_goes_on() -> None:
+    told = {quoted(row[0])[0]: row[3] for row in table("docs/errors.md", "Of a job")}
+    ends = {"Terminated", "Dismissed"}  # which are no errors
+    assert set(told) == {*errors.__all__} - ends - {"QuicollError"}
+    for name, group in told.items():
+        assert getattr(errors, name).usable is (group == "as usable as before"), name
+    text = (ROOT / "docs" / "errors.md").read_text()
+    assert [name for name in sorted(ends) if f"`{name}`" not in text] == []
+    of_a_run = {quoted(row[0])[0] for row in table("docs/errors.md", "Of a simulated run")}
+    assert of_a_run == {f"quicoll.sim.{name}" for name in quicoll.sim.__all__ if issubclass_of_error(name)}
+
+
+def issubclass_of_error(name: str) -> bool:
+    found = getattr(quicoll.sim, name)
+    return isinstance(found, type) and issubclass(found, errors.QuicollError)
+
+
 def test_every_bound_on_members_has_a_test_that_is_there() -> None:
     tests = "\n".join(path.read_text() for path in sorted((ROOT / "tests").rglob("test_*.py")))
     rows = table("docs/security.md", "Bounds")

@@ -1,7 +1,7 @@
 """A job's certificate authority: a directory with `ca.pem` and `ca.key`, and the certificates of its nodes.
 
 For one job, on machines that its owner can reach; a site that runs step-ca or SPIRE lets those sign instead
-(certs/README.md), and nothing else in this package knows the difference. What is made here:
+(docs/howto/certificates.md), and nothing else in this package knows the difference. What is made here:
 
     ca.pem   CA, path length 0, keyCertSign; subject O=quicoll, CN=<job>: the job's name is kept here and nowhere else
     ca.key   stays where it was made; no node needs it
