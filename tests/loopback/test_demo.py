@@ -65,7 +65,7 @@ def test_the_example_with_divided_moments_has_the_same_bits_on_any_number_of_ran
         lines = capsys.readouterr().out.splitlines()
         found += [line.partition("step 12, digest ")[2] for line in lines if "step 12, digest" in line]
         parts = [line for line in lines if "this rank had the moments of elements" in line]
-        assert len(parts) == len(dict.fromkeys(parts)) == ranks
+        assert len(parts) == len(dict.fromkeys(parts)) == ranks, lines
     assert len(found) == 4
     assert len(set(found)) == 1
 
