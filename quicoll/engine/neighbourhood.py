@@ -422,9 +422,8 @@ class Neighbourhood:
     def _advance(self) -> list[NearCall]:
         """Take the calls as far as they go, and wake who waits for that. Under the lock; `_settle` follows."""
         taken: list[NearCall] = []
-        again = True
-        while again:
-            again = self._advanced(taken)
+        while self._advanced(taken):
+            pass
         return taken
 
     def _advanced(self, taken: list[NearCall]) -> bool:
