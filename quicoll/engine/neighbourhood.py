@@ -488,9 +488,9 @@ class Neighbourhood:
         until = self._wakes.now_ns() + _TURN_NS
         memory = self._large_memory
         while self._larges and self.whole:
-            large = self._larges[0]
-            if large.failed:  # until it is closed, as all that come after it
+            if self._larges[0].failed:  # it waits to be closed, and those after it with it
                 return
+            large = self._larges[0]
             before = memory.load(self.rank, STAGE)
             if large.needs and not self._reached(large.needs):
                 if self._large_waits:
