@@ -19,6 +19,8 @@ At its end all workers stop after the same step with the state of the undisturbe
 
 For cuts each worker has a network namespace of its own, inside one of this run's; nothing of this machine's network is
 touched. Where namespaces cannot be made there are no cuts, and a line says so; all is on the loopback interface then.
+With --one-host all workers are in one namespace, and so share memory: a part of each step goes through it, and is
+compared as well. There a cut is one between all workers and the coordinator.
 Everything started here ends with this process, however it ends. A failed run keeps its directory, and names its seed.
 """
 
@@ -117,7 +119,7 @@ class Commits:
         self._reference = Reference()
         self.newest = dict.fromkeys(nodes, 0)  # the last step of each node
         self.first_s: dict[int, float] = {}  # when each step was first applied by anybody
-        self.checked = self.aborted = self.wrong = 0
+        self.checked = self.aborted = self.wrong = self.near = 0
         self.lies: Counter[str] = Counter()
         self.ended: dict[str, int] = {}
 
@@ -153,6 +155,11 @@ class Commits:
                 self.newest[node] = number
                 at = int(ns) / 1e9
                 self.first_s[number] = min(at, self.first_s.get(number, at))
+            case ["near", step, right]:
+                self.near += 1
+                if right != "1":
+                    self.wrong += 1
+                    raise ChaosError(f"WRONG: {node} got other values in step {step} through shared memory")
             case ["abort"]:
                 self.aborted += 1
             case ["lies", kind, count]:
@@ -178,33 +185,38 @@ class Commits:
 
 @dataclass(frozen=True)
 class Net:
-    """Where processes run. spaces: a namespace for each worker, whose line to the others can be taken away."""
+    """Where processes run. spaces: a namespace for each worker, whose line to the others can be taken away. one_host:
+    the first one's is for all."""
 
     coordinator: str
     spaces: bool
+    one_host: bool = False
+
+    def _space(self, index: int) -> int:
+        return 0 if self.one_host else index
 
     def command(self, index: int) -> list[str]:
         """What goes before the command of a worker."""
-        return ["ip", "netns", "exec", f"worker{index}"] if self.spaces else []
+        return ["ip", "netns", "exec", f"worker{self._space(index)}"] if self.spaces else []
 
     def listen(self, index: int) -> str:
-        return f"10.77.0.{10 + index}:0" if self.spaces else "127.0.0.1:0"
+        return f"10.77.0.{10 + self._space(index)}:0" if self.spaces else "127.0.0.1:0"
 
     def cut(self, index: int) -> None:
-        ip(f"link set line{index} down")
+        ip(f"link set line{self._space(index)} down")
 
     def mend(self, index: int) -> None:
-        ip(f"link set line{index} up")
+        ip(f"link set line{self._space(index)} up")
 
 
 def ip(words: str) -> None:
     subprocess.run(["ip", *words.split()], check=True, capture_output=True, text=True)  # noqa: S607 - as in a shell
 
 
-def network(workers: int) -> Net:
+def network(workers: int, *, one_host: bool = False) -> Net:
     """Namespaces inside this one, if this process is in one of its own; otherwise the loopback interface."""
     if INSIDE not in os.environ:
-        return Net(f"127.0.0.1:{named_port()}", spaces=False)
+        return Net(f"127.0.0.1:{named_port()}", spaces=False, one_host=one_host)
     subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "/run"], check=True)  # noqa: S607 - of this mount namespace alone
     ip("link set lo up")
     ip("link add hub type bridge")
@@ -217,7 +229,7 @@ def network(workers: int) -> Net:
         ip(f"-n worker{index} addr add 10.77.0.{10 + index}/24 dev eth0")
         ip(f"-n worker{index} link set lo up")
         ip(f"-n worker{index} link set eth0 up")
-    return Net("10.77.0.1:4433", spaces=True)
+    return Net("10.77.0.1:4433", spaces=True, one_host=one_host)
 
 
 def enter_namespace(script: str, arguments: list[str], *, user: bool = True) -> str:
@@ -501,6 +513,8 @@ class Run:
         self.need(END_S, lambda: not self.processes.workers_running, "the end of all workers:")
         if self.commits.ended != dict.fromkeys(self.processes.nodes, last):
             raise ChaosError(f"the workers ended after other steps than {last}: {self.commits.ended}")
+        if self.net.one_host and not self.commits.near:
+            raise ChaosError("nothing went through shared memory")
 
     def _drawn(self) -> Iterator[str]:
         """Every kind once, in any order, again and again."""
@@ -549,11 +563,12 @@ def run(
     seed: int,
     keep: bool,
     only: tuple[str, ...],
+    one_host: bool,
     say: Callable[[str], None],
     interrupted: list[int],
 ) -> int:
     directory = Path(tempfile.mkdtemp(prefix="quicoll-chaos-"))
-    net = network(workers)
+    net = network(workers, one_host=one_host)
     processes = Processes(directory, net, workers)
     commits = Commits(directory, processes.nodes)
     chaos = Run(processes, commits, net, random.Random(seed), interrupted, only)
@@ -572,8 +587,8 @@ def run(
             say(line)
         say(
             f"seed {seed}: {len(chaos.faults)} faults, {commits.step} steps committed ({commits.checked} commits of "
-            f"workers compared), {commits.aborted} attempts of workers given up, "
-            f"{sum(commits.lies.values())} lies told, wrong commits: {commits.wrong}"
+            f"workers compared), {commits.near} attempts of workers with shared memory, {commits.aborted} attempts of "
+            f"workers given up, {sum(commits.lies.values())} lies told, wrong commits: {commits.wrong}"
         )
         for death in processes.deaths:
             say(death)
@@ -585,6 +600,7 @@ def run(
         say(f"FAILED: {failure}")
         say(
             f"what the processes said is in {directory}; again: python tests/chaos.py --seed {seed} --workers {workers}"
+            + " --one-host" * one_host
             + "".join(f" --only '{kind}'" for kind in only)
         )
         return 1
@@ -598,6 +614,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--workers", type=int, default=4, help="3 or more")
     parser.add_argument("--seed", type=int, default=None, help="of the faults; drawn, and printed, if not given")
     parser.add_argument("--only", action="append", choices=KINDS, help="this kind of fault; may be given again")
+    parser.add_argument("--one-host", action="store_true", help="let the workers share a host's memory")
     parser.add_argument("--keep", action="store_true", help="keep what the processes said, if all went well too")
     parser.add_argument("--no-namespaces", action="store_true", help="stay on the loopback interface, without cuts")
     options = parser.parse_args(arguments)
@@ -619,6 +636,7 @@ def main(arguments: list[str]) -> int:
     try:
         with interrupts() as interrupted:
             how = {"workers": options.workers, "seed": seed, "keep": options.keep, "only": only}
+            how |= {"one_host": options.one_host}
             return run(60 * options.minutes, **how, say=say, interrupted=interrupted)
     except KeyboardInterrupt:
         return 130

@@ -47,8 +47,8 @@ _Sizes: TypeAlias = "Callable[[Bundle, ElementFormat, int, tuple[Any, ...]], dic
 class _Prepared(NamedTuple):
     """What a call of a reduction came to: see quicoll.collectives.base.
 
-    elements: that travel of a leaf. settled: this rank's plan, where it does not depend on the network. near: where it
-    goes through the memory of one host, the bytes that each rank gives; else None.
+    elements: that travel of a leaf. settled: this rank's plan, where it does not depend on the network. held: leaves of
+    each rank. near: where it goes through the memory of one host, the bytes that each rank gives; else None.
     """
 
     precision: Precision
@@ -58,7 +58,8 @@ class _Prepared(NamedTuple):
     schedule: Schedule
     settled: Plan | None
     signature: str
-    near: tuple[int, ...] | None = None
+    held: tuple[int, ...]
+    near: tuple[int, ...] | None
 
 
 class Reduction(Operation[Any]):
@@ -179,10 +180,12 @@ class Reduction(Operation[Any]):
             start = sum(self.rows[: self.here.rank])
             stop = start + self.rows[self.here.rank]
         leaves: list[Array] = []
-        for rank, payload in enumerate(payloads):
+        for payload, held in zip(payloads, prepared.held, strict=True):
             values = np.frombuffer(payload, storage)
-            held = range(len(leaves_of(rank, self.here.world_size, self.total)))
-            leaves += [values[leaf * size + start : leaf * size + stop] for leaf in held]
+            if held == 1 and stop - start == size:
+                leaves.append(values)
+            else:
+                leaves += [values[leaf * size + start : leaf * size + stop] for leaf in range(held)]
         self.reduce(leaves, self.output)
 
     def reduce(self, leaves: Sequence[Array], out: Array) -> None:
@@ -201,11 +204,10 @@ class Reduction(Operation[Any]):
 
     def passage(self, layout: SegmentLayout, counts: Counts) -> Reduced:
         """Return the way of large leaves."""
-        here = self.here
         return Reduced(
             layout=layout,
-            rank=here.rank,
-            held=[len(leaves_of(rank, here.world_size, self.total)) for rank in range(here.world_size)],
+            rank=self.here.rank,
+            held=self.prepared.held,
             leaves=self.flats,
             storage=self.prepared.how.dtype.storage,
             elements=self.prepared.elements,
@@ -435,9 +437,10 @@ def _prepare(
     schedule = reduction(
         name, how, world=here.world_size, sizes=given, leaves=leaves, sites=here.sites, chunk_bytes=here.chunk_bytes
     )
+    held = tuple([len(leaves_of(rank, here.world_size, leaves)) for rank in range(here.world_size)])
     near: tuple[int, ...] | None = None
     if algorithm == "local" or (algorithm == "auto" and here.near):
-        refused, near = _near(here, schedule)
+        refused, near = _near(here, schedule, held)
         if algorithm == "local" and refused:
             raise LocalError(f"algorithm 'local' cannot carry this out: {refused}")
         algorithm = algorithm if refused else "local"
@@ -455,21 +458,20 @@ def _prepare(
         schedule,
         plan,
         text if how.form is None else f"{text} wire={how.form.codec.name}",
+        held,
         near,
     )
 
 
-def _near(here: GroupView, schedule: Schedule) -> tuple[str, tuple[int, ...] | None]:
+def _near(here: GroupView, schedule: Schedule, held: tuple[int, ...]) -> tuple[str, tuple[int, ...] | None]:
     """Return why a reduction cannot go through the memory of one host, "" where it can; and, where it can, the bytes
     that each rank gives. All ranks come to the same."""
     if not here.near:
         return "the ranks of this group do not share a host's memory", None
-    world = here.world_size
-    held = [len(leaves_of(rank, world, schedule.leaves)) for rank in range(world)]
     sizes = tuple([many * schedule.nbytes for many in held])
     if max(sizes) > SMALL_BYTES:
         if schedule.itemsize > MAX_ITEM:
             return f"its elements have more than {MAX_ITEM} bytes", None
-        if CHUNK // (schedule.itemsize * world * max(held)) < MIN_STEP:
+        if CHUNK // (schedule.itemsize * len(held) * max(held)) < MIN_STEP:
             return f"it has {max(held)} leaves on a rank", None
     return "", sizes

@@ -430,8 +430,15 @@ class Neighbourhood:
 
     def _advance(self) -> None:
         """Take the calls as far as they go, and wake who waits for that. Under the lock; `_settle` follows."""
+        while self._advanced():
+            pass
+
+    def _advanced(self) -> bool:
+        """Look once how far the calls go. Return whether to look again: this rank was the last to publish, and what the
+        others had published was perhaps seen behind the fence only."""
         small = self._small
         published, consumed = small.published, small.consumed
+        last = False
         try:
             for each in small.advance():
                 call = self._calls.get(each.number)
@@ -461,9 +468,10 @@ class Neighbourhood:
             raise
         finally:
             if small.published != published:
-                self._wake(PUBLISHED, published)
+                last = self._wake(PUBLISHED, published)
             if small.consumed != consumed:
                 self._wake(CONSUMED, consumed)
+        return last and small.consumed < small.published and not self._broken
 
     def _settle(self, *, idle: bool = False) -> None:
         """Settle what has been taken; without the lock. idle: as `Settle` has it. Of two threads the first one does."""
@@ -487,8 +495,10 @@ class Neighbourhood:
             first = next((call for call in self._calls.values() if not call.small.done), None)
             self._overseer.near_failed(first, error)
 
-    def _wake(self, word: int, before: int) -> None:
+    def _wake(self, word: int, before: int) -> bool:
         """A word of ours has grown from `before`: wake who sleeps, if it was the last one that was waited for.
+
+        Return whether it was.
 
         Whoever is the last of all to raise a word sees, behind his fence, that all others have; of two at the same time
         at least one does. Who sleeps has looked once more behind a fence of his own, so nobody is forgotten.
@@ -498,7 +508,7 @@ class Neighbourhood:
         if word != CONSUMED:
             for rank in self._peers:
                 if memory.load(rank, word) <= before:
-                    return
+                    return False
         for rank in self._peers:
             bits = memory.load(rank, WAKE)
             if word == CONSUMED and not bits & ROOM:
@@ -507,6 +517,7 @@ class Neighbourhood:
                 self._wakes.ring(rank, front=True)
             if bits & BACK:
                 self._wakes.ring(rank, front=False)
+        return True
 
     def _tell_wakes(self) -> None:
         """Tell the others who is to be woken. Under the lock; who waits looks once more after it."""

@@ -263,37 +263,37 @@ class SmallCalls:
         """Compare what all have called, and use what they give. Raises Differing, Spoiled and what using it raises."""
         memory, place = self._memory, self._consumed
         at = self._slots[place % SLOTS]
-        own = call.number, call.digest
-        heads = {rank: _HEAD.unpack(memory.read(rank, at, _HEAD.size)) for rank in self._peers}
-        for rank, head in heads.items():
-            if head[0] != place:
-                raise Spoiled(rank, f"has call {head[0]} where {place} belongs", bits=False)
-        if any(head[1:3] != own for head in heads.values()):
-            called = {rank: (head[1], self._text(rank, place, head[5])) for rank, head in heads.items()}
+        heads = [(rank, _HEAD.unpack(memory.read(rank, at, _HEAD.size))) for rank in self._peers]
+        same, fits = True, call.nbytes <= SMALL_BYTES
+        for rank, (found, number, digest, many, nbytes, _, _) in heads:
+            if found != place:
+                raise Spoiled(rank, f"has call {found} where {place} belongs", bits=False)
+            if number != call.number or digest != call.digest:
+                same = False
+            elif many > MAX_WORLD or (call.sizes is not None and nbytes != call.sizes[rank]):
+                raise Spoiled(rank, f"gives {nbytes} bytes and {many} counts", bits=False)
+            elif nbytes > SMALL_BYTES:
+                fits = False
+        if not same:
+            called = {rank: (head[1], self._text(rank, place, head[5])) for rank, head in heads}
             called[self._rank] = call.number, call.signature
             raise Differing(called)
-        fits = call.nbytes <= SMALL_BYTES
-        for rank, head in heads.items():
-            if head[3] > MAX_WORLD or (call.sizes is not None and head[4] != call.sizes[rank]):
-                raise Spoiled(rank, f"gives {head[4]} bytes and {head[3]} counts", bits=False)
-            fits = fits and head[4] <= SMALL_BYTES
         if fits and not call.reads:
             call.combine([], [])
             return
-        payloads: list[bytes] = []
-        counts: list[tuple[int, ...]] = []
-        for rank in range(memory.layout.world):
-            if rank == self._rank:
-                payloads.append(call.payload)
-                counts.append(call.counts)
-                continue
-            _, _, _, many, nbytes, _, sum_ = heads[rank]
+        payloads = [call.payload] * memory.layout.world
+        counts = [call.counts] * memory.layout.world
+        for rank, (_, _, _, many, nbytes, _, sum_) in heads:
             here = 8 * many + (nbytes if nbytes <= SMALL_BYTES else 0)
             part = memory.read(rank, at + self._payload_at, here) if here else b""
             if xxhash.xxh3_64_intdigest(part) != sum_:
                 raise Spoiled(rank, "what it gave differs from its checksum", bits=True)
-            payloads.append(part[8 * many :] if many else part)
-            counts.append(struct.unpack_from(f"<{many}Q", part) if many else ())
+            if many:
+                counts[rank] = struct.unpack_from(f"<{many}Q", part)
+                part = part[8 * many :]
+            elif call.counts:
+                counts[rank] = ()
+            payloads[rank] = part
         if fits:
             call.combine(payloads, counts)
         else:

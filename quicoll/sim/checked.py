@@ -15,6 +15,7 @@ from quicoll.collectives.subgroups import STATE, WORLD, Scope
 from quicoll.errors import QuicollError
 from quicoll.job import Job
 from quicoll.sim.digests import bits_digest
+from quicoll.sim.disk.files import Halted
 from quicoll.sim.machine import Departed
 from quicoll.sim.misconduct import Forgery
 from quicoll.step.context import Step
@@ -273,13 +274,18 @@ def _checked(name: str) -> Callable[..., Handle[Any]]:
         limit = self._context.config.timeout if timeout is None else timeout
         given = [args, *((key, settings[key]) for key in sorted(settings) if key != "out")]  # tensors may have names
         inputs, target = bits_digest(given), bits_digest((out,))
-        handle = inner(self, *args, **settings)
+        view, group_id = self._context.view, self._scope.group_id
+        try:
+            handle = inner(self, *args, **settings)
+        except Halted:  # others may have heard of the call before its caller was ended
+            if name not in _OF_PAIRS:
+                checker.called(node, view.view_id, group_id)
+            raise
         machine.note("collective_began", op=name)
         call = None
         if name not in _OF_PAIRS:
-            view = self._context.view
             members = [view.members[rank].node for rank in self.ranks]
-            call = checker.called(node, view.view_id, self._scope.group_id)
+            call = checker.called(node, view.view_id, group_id)
         loop, start, disturbed = machine.loop, machine.loop.time(), machine.disturbances
 
         def ended(future: asyncio.Future[int]) -> None:

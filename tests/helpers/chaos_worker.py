@@ -2,7 +2,8 @@
 
 Words on standard input, one a line: "until N" to stop after step N, "lie memory SECONDS", "lie vote SECONDS". What
 happened goes to the file that the first argument names, one line each: "commit STEP DIGEST NANOSECONDS" when a step is
-applied, "abort" for an attempt that failed, "lies KIND COUNT" after a time of lying, "end STEP DIGEST".
+applied, "abort" for an attempt that failed, "lies KIND COUNT" after a time of lying, "end STEP DIGEST", and "near STEP
+RIGHT" (1 or 0) where the ranks share a host's memory, and have reduced something in it, small and large.
 """
 
 from __future__ import annotations
@@ -95,6 +96,9 @@ class Trainer:
                         shards.leaves(leaves, like=self.weights), op="avg", algorithm="exchange"
                     )
 
+                    if job.group._here.near:  # the same on all ranks of a view
+                        self.say("near", step.number, int(await self._near(job, step.number)))
+
                     def commit(number: int = step.number, mean: Array = mean) -> None:
                         self.weights = applied(self.weights, mean)
                         self.say("commit", number, digest(self.weights), time.monotonic_ns())
@@ -107,6 +111,14 @@ class Trainer:
                 sys.stderr.write(f"{time.monotonic():.3f} step not committed: {error}\n")
                 await asyncio.sleep(0.01)
         self.say("end", job.committed_step, digest(self.weights))
+
+    async def _near(self, job: quicoll.Job, step: int) -> bool:
+        """Reduce what every rank knows, through the memory of their host; return whether that came."""
+        sizes = (3, 40_000, 7, 100)
+        world = job.world_size * (job.world_size + 1) // 2
+        handles = [job.group.all_reduce(np.full(size, float(step * (job.rank + 1)))) for size in sizes]
+        await job.group.barrier()
+        return all([(await handle == step * world).all() for handle in handles])
 
     # -- lies ----------------------------------------------------------------------------------------------------
 

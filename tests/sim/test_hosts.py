@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -120,6 +121,7 @@ def test_a_rank_that_stands_still_is_named_by_its_silence() -> None:
                 await job.group.all_reduce(np.ones(3))
                 await job.group.all_reduce(np.ones(30_000))
                 await job.group.barrier()
+                await asyncio.sleep(0.02)  # of simulated time, of which calls through memory take next to none
         except PeerError as error:
             return error.node
         return None
@@ -153,7 +155,7 @@ def test_power_is_lost_by_all_of_a_host() -> None:
 
 
 MEETING = range(1, 25)  # steps that each of three ranks takes until it has met, and a few more
-BEYOND = (*range(25, 60), *range(60, 700, 16))
+BEYOND = (*range(25, 50, 3), *range(50, 500, 45))
 
 
 @pytest.mark.slow
@@ -164,7 +166,7 @@ def test_a_rank_killed_at_any_step_of_a_meeting_or_in_memory_is_survived_by_all_
     killed = 0
     for after in (*MEETING, *BEYOND):
         text = f"sim.at(0.0).memory({rank}, 'kill', after={after}); sim.at(1.2).heal()"
-        killed += run(text, Told(), seed=after, steps=3).injected.get("memory_kill", 0)
+        killed += run(text, Told(), seed=after, steps=2).injected.get("memory_kill", 0)
     assert killed > 0.9 * len((*MEETING, *BEYOND))
 
 

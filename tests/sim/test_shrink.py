@@ -7,7 +7,16 @@ from dataclasses import replace
 import pytest
 
 from quicoll.sim.outcome import Settings
-from quicoll.sim.scenario.events import Crash, Heal, PartitionPath, Pause, Rebind, ScenarioEvent, SetConditions
+from quicoll.sim.scenario.events import (
+    Crash,
+    Heal,
+    MemoryFault,
+    PartitionPath,
+    Pause,
+    Rebind,
+    ScenarioEvent,
+    SetConditions,
+)
 from quicoll.sim.scenario.language import parse_events
 from quicoll.sim.scenario.shrink import shrink
 from quicoll.sim.scenario.swarm import Scenario, generate
@@ -65,6 +74,18 @@ def test_fewer_ranks_keep_their_sites_where_the_failure_needs_them() -> None:
     sites = ("north", "south", "north", "south")
     found = shrink(replace(given, settings=replace(given.settings, sites=sites)), "bug", verdict)
     assert found.scenario.settings == Settings(ranks=2, sites=("north", "south"))
+
+
+def test_hosts_are_shared_where_the_failure_needs_it_and_their_faults_go_with_them() -> None:
+    given = big()
+    hosts = replace(given.settings, hosts=("one",) * given.ranks)
+    events = (ScenarioEvent(0, MemoryFault("worker-0", "full")), *given.events)
+    shared = replace(given, settings=hosts, events=events)
+    found = shrink(shared, "bug", lambda scenario: "bug" if scenario.settings.hosts else None).scenario
+    assert found.settings == Settings(ranks=1, hosts=("one",))
+    found = shrink(shared, "bug", lambda scenario: "bug").scenario
+    assert not any(isinstance(event.fault, MemoryFault) for event in found.events)
+    assert found.settings == Settings(ranks=1)
 
 
 def test_tiers_and_shared_state_are_left_out_where_the_failure_does_not_need_them() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -247,6 +248,30 @@ async def test_the_inline_runtime_uses_the_callers_loop() -> None:
         return asyncio.get_running_loop()
 
     assert await runtime.call(where()) is runtime.loop
+    await runtime.aclose()
+
+
+async def test_what_is_begun_beside_an_engine_on_its_callers_loop_ends_there_and_is_cancelled_with_its_future() -> None:
+    runtime = InlineRuntime()
+    begun = SimpleNamespace(cancelled=0)
+    begun.cancel = lambda: setattr(begun, "cancelled", begun.cancelled + 1)
+    held = runtime.hold(begun, in_loop=True)
+    held.settle(7, None, False)
+    assert not held.future.done()  # its caller is in the middle of something, and may ask to be called back yet
+    assert await held.future == 7
+    held = runtime.hold(begun, in_loop=True)
+    held.settle(None, ValueError("why"), True)
+    with pytest.raises(ValueError, match="why"):
+        await held.future
+    held = runtime.hold(begun, in_loop=True)
+    assert begun.cancelled == 0
+    held.future.cancel()
+    assert begun.cancelled == 1
+    held.settle(8, None, False)  # which comes too late
+    await asyncio.sleep(0)
+    assert held.future.cancelled()
+    with pytest.raises(LocalError, match="no thread to wait for"):
+        runtime.hold(begun, in_loop=False)
     await runtime.aclose()
 
 
