@@ -236,7 +236,7 @@ async def test_a_call_that_a_signal_interrupts_ends_at_once_and_so_do_those_arou
             assert isinstance(results[0], np.ndarray)  # which it had before the interruption
         await asyncio.wait(futures)  # all of both ranks', that of the interrupted call too
         assert futures[-1].cancelled()
-        with pytest.raises(PeerError, match=r"cancelled|KeyboardInterrupt of a signal handler"):
+        with pytest.raises(QuicollError):  # in the words of whichever end of the view is heard of first
             await groups[0].all_reduce(np.ones(1))
 
 
