@@ -154,8 +154,8 @@ def test_power_is_lost_by_all_of_a_host() -> None:
     assert {"worker-2", "worker-3", "worker-4"} in [{*found} for found in told.used.values()]
 
 
-MEETING = range(1, 25)  # steps that each of three ranks takes until it has met, and a few more
-BEYOND = (*range(25, 50, 3), *range(50, 500, 45))
+MEETING = range(1, 19)  # steps that each of three ranks takes until it has met
+BEYOND = (19, 20, 22, 25, 30, 40, 60, 100, 160, 250)
 
 
 @pytest.mark.slow
@@ -167,7 +167,7 @@ def test_a_rank_killed_at_any_step_of_a_meeting_or_in_memory_is_survived_by_all_
     for after in (*MEETING, *BEYOND):
         text = f"sim.at(0.0).memory({rank}, 'kill', after={after}); sim.at(1.2).heal()"
         killed += run(text, Told(), seed=after, steps=2).injected.get("memory_kill", 0)
-    assert killed > 0.9 * len((*MEETING, *BEYOND))
+    assert killed > len(MEETING)
 
 
 def test_a_seed_gives_the_same_run_twice() -> None:
