@@ -600,9 +600,8 @@ RUN = ("-m", "quicoll.cli.main", "run")
 RECIPES = "docs/howto/"
 
 
-@lru_cache(maxsize=1)
 def recipes() -> list[str]:
-    """The pages on a torch loop put together to two programs, on one rank and on two; the programs that ended alike."""
+    """The blocks of the pages on a torch loop put together to two programs."""
     head = """
 import quicoll.blocking
 import quicoll.torch
@@ -636,20 +635,11 @@ dataset = TensorDataset(points, (points @ torch.randn(16, 4)).argmax(1))
         "with quicoll.blocking.join() as job:\n"
         + textwrap.indent(page("batchnorm") + page("mixed_precision") + tail, "    "),
     ]
-    for loop in loops:
-        ends = set()
-        for ranks in (1, 2):
-            with tempfile.TemporaryDirectory() as name:
-                (Path(name) / "loop.py").write_text(head + loop)
-                command = (*RUN, "-n", ranks, "--seed", "7", "--lost-after", LOST_AFTER, "loop.py")
-                found = re.findall(r"after (\d+) steps of (\d): (.*)$", program(*command, cwd=Path(name)), re.MULTILINE)
-            assert [int(world) for _, world, _ in found] == [ranks] * ranks
-            ends |= {(steps, end) for steps, _, end in found}
-        assert len(ends) == 1, ends
-    return [textwrap.dedent(loop) for loop in loops]
+    return [head + loop for loop in loops]
 
 
 async def recipe(block: str, directory: Path) -> None:
+    """It is in one of the programs, which `test_the_recipes_for_a_torch_loop_go_together` runs."""
     lines = {line.strip() for loop in recipes() for line in loop.splitlines()}
     missing = [line for line in block.splitlines() if line.strip() not in lines and "total_steps" not in line]
     assert missing == []
@@ -729,7 +719,6 @@ STARTS = {
     any_number,
     fitted,
     grown_and_shrunk,
-    recipe,
 }
 
 
@@ -740,7 +729,22 @@ async def test_a_block_runs_as_it_is_printed(name: str, tmp_path: Path, capsys: 
     await RUNS[name](blocks()[name], tmp_path)
 
 
-# -- what the tutorials say beside their blocks ------------------------------------------------------------------------
+# -- what the recipes and the tutorials say beside their blocks --------------------------------------------------------
+
+
+@pytest.mark.warm("torch")
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_recipes_for_a_torch_loop_go_together_with_the_same_bits_on_one_rank_and_two(
+    number: int, tmp_path: Path
+) -> None:
+    (tmp_path / "loop.py").write_text(recipes()[number])
+    ends = set()
+    for ranks in (1, 2):
+        said = program(*RUN, "-n", ranks, "--seed", "7", "--lost-after", LOST_AFTER, "loop.py", cwd=tmp_path)
+        found = re.findall(r"after (\d+) steps of (\d): (.*)$", said, re.MULTILINE)
+        assert [int(world) for _, world, _ in found] == [ranks] * ranks
+        ends |= {(steps, end) for steps, _, end in found}
+    assert len(ends) == 1, ends
 
 
 @pytest.mark.warm("torch")
