@@ -14,10 +14,8 @@ import shlex
 import signal
 import subprocess
 import sys
-import tempfile
 import textwrap
 from collections.abc import Awaitable, Callable
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -96,30 +94,18 @@ SCENARIOS = {
 }
 
 
-@lru_cache(maxsize=1)
-def outcomes() -> dict[str, str]:
-    """Run the blocks of tests, with one seed each, in one pytest; what became of each block's, by name."""
-    with tempfile.TemporaryDirectory() as name:
-        directory = Path(name)
-        (directory / "my_package.py").write_text(TRAIN)
-        (directory / "fit.py").write_text(of_page("docs/tutorials/asyncio_loop.md"))
-        for number, (block, head) in enumerate(SCENARIOS.items()):
-            (directory / f"test_{number}.py").write_text(head + blocks()[block])
-        (directory / "pytest.ini").write_text(
-            "[pytest]\nasyncio_mode = auto\nasyncio_default_fixture_loop_scope = function\nfilterwarnings = error\n"
-        )
-        search = os.pathsep.join([*SOURCES, name, str(ROOT / "examples" / "partition_safety")])
-        options = ["-v", "-p", "quicoll.pytest_plugin", "-p", "no:cacheprovider", "--sim-seed", "1"]
-        said = program("-m", "pytest", *options, cwd=directory, PYTHONPATH=search)
-    return {
-        block: "\n".join(line for line in said.splitlines() if line.startswith(f"test_{number}.py::"))
-        for number, block in enumerate(SCENARIOS)
-    }
-
-
 async def scenarios(block: str, directory: Path) -> None:
+    """With one seed each."""
     (name,) = (name for name in SCENARIOS if blocks()[name] == block)
-    said = outcomes()[name]
+    (directory / "my_package.py").write_text(TRAIN)
+    (directory / "fit.py").write_text(of_page("docs/tutorials/asyncio_loop.md"))
+    (directory / "test_of_page.py").write_text(SCENARIOS[name] + block)
+    (directory / "pytest.ini").write_text(
+        "[pytest]\nasyncio_mode = auto\nasyncio_default_fixture_loop_scope = function\nfilterwarnings = error\n"
+    )
+    search = os.pathsep.join([*SOURCES, str(directory), str(ROOT / "examples" / "partition_safety")])
+    options = ["-v", "-p", "quicoll.pytest_plugin", "-p", "no:cacheprovider", "--sim-seed", "1"]
+    said = program("-m", "pytest", *options, cwd=directory, PYTHONPATH=search)
     assert said.count(" PASSED") == block.count("@quicoll.sim.scenario") > 0, said
 
 
