@@ -10,6 +10,7 @@
 #   make sim     some forty clusters on a virtual clock, each broken in another way; every invariant has to hold
 #   make docs    the documentation site, in build/docs/index.html; strict: no broken link, no public name without a page
 #   make wheel   what only the wheel can break, in an environment that cannot see the source tree
+#   make dist    what a release uploads, in dist: the wheel and the sources it is built from, looked at by twine
 #   make deep    before a release: all tests, with every case of which test takes some, and sweep; hours
 #   make sweep   as sim, 5,000 clusters; SEEDS=5000:10000 make sweep takes others
 #   make torch-suites SUITES=...   the tests that torch and torchft ship, over Gloo and over quicoll, in an environment of
@@ -26,6 +27,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 WHEEL_VENV := $(VENV)-wheel
+TWINE_VENV := $(VENV)-twine
 BIN := $(VENV)/bin
 HERE := $(CURDIR)
 # Processes for pytest: as many as there are cores, and one more where a part of the tests waits for deadlines. Eight at
@@ -61,7 +63,7 @@ PIP_INSTALL = -m pip install --quiet --constraint constraints.txt
 
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: demo check test lint types unit system sim docs wheel compiled deep sweep torch-suites bench clean
+.PHONY: demo check test lint types unit system sim docs wheel dist compiled deep sweep torch-suites bench clean
 
 demo: $(VENV)/.demo
 	$(BIN)/quicoll demo --json demo.json
@@ -143,6 +145,19 @@ wheel: $(VENV)/.dev $(WHEEL_VENV)/.deps
 	cd build/away && echo "$$TEST_WITH_PLUGIN" >test_plugin.py && $(IN_WHEEL_VENV)/python -P -m pytest -q \
 		-p no:cacheprovider --rootdir=. -c /dev/null --sim-seeds 3:5 test_plugin.py
 
+# The wheel is built from the packed sources, so these are whole. It is the pure one, for every platform.
+dist: $(VENV)/.dev $(TWINE_VENV)/.done
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist .
+	$(TWINE_VENV)/bin/python -m twine check --strict dist/*
+
+# Of its own: keys, sessions and whatever else an upload needs have no business in the environment of the tests.
+$(TWINE_VENV)/.done: constraints.txt
+	rm -rf $(TWINE_VENV)
+	$(PYTHON) -m venv $(TWINE_VENV)
+	$(TWINE_VENV)/bin/python $(PIP_INSTALL) twine
+	touch $@
+
 IN_WHEEL_VENV = $(abspath $(WHEEL_VENV))/bin
 
 # Both packages as a wheel has them, their hot modules compiled. Whatever changes in the source, all of it is made anew.
@@ -158,7 +173,7 @@ bench: $(VENV)/.dev
 	set -e; for script in benchmarks/[!_]*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
 
 clean:
-	rm -rf $(VENV) $(WHEEL_VENV) build dist demo.json .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(WHEEL_VENV) $(TWINE_VENV) build dist demo.json .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find quicoll transport tests -name __pycache__ -prune -exec rm -rf {} +
 
 $(VENV)/bin/python:

@@ -45,6 +45,8 @@ myst_heading_anchors = 4
 # elsewhere. Links between the pages are all checked (-W), and so is that each public name has its place (below).
 nitpicky = True
 nitpick_ignore_regex = [("py:.*", ".*")]
+# The name of a type alone may stand for two: quicoll.Job, and its blocking mirror. Either is described.
+suppress_warnings = ["ref.python"]
 
 autodoc_default_options = {"members": True, "undoc-members": True, "show-inheritance": True}
 autodoc_member_order = "bysource"

@@ -14,10 +14,8 @@ import shlex
 import signal
 import subprocess
 import sys
-import tempfile
 import textwrap
 from collections.abc import Awaitable, Callable
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -96,30 +94,18 @@ SCENARIOS = {
 }
 
 
-@lru_cache(maxsize=1)
-def outcomes() -> dict[str, str]:
-    """Run the blocks of tests, with one seed each, in one pytest; what became of each block's, by name."""
-    with tempfile.TemporaryDirectory() as name:
-        directory = Path(name)
-        (directory / "my_package.py").write_text(TRAIN)
-        (directory / "fit.py").write_text(of_page("docs/tutorials/asyncio_loop.md"))
-        for number, (block, head) in enumerate(SCENARIOS.items()):
-            (directory / f"test_{number}.py").write_text(head + blocks()[block])
-        (directory / "pytest.ini").write_text(
-            "[pytest]\nasyncio_mode = auto\nasyncio_default_fixture_loop_scope = function\nfilterwarnings = error\n"
-        )
-        search = os.pathsep.join([*SOURCES, name, str(ROOT / "examples" / "partition_safety")])
-        options = ["-v", "-p", "quicoll.pytest_plugin", "-p", "no:cacheprovider", "--sim-seed", "1"]
-        said = program("-m", "pytest", *options, cwd=directory, PYTHONPATH=search)
-    return {
-        block: "\n".join(line for line in said.splitlines() if line.startswith(f"test_{number}.py::"))
-        for number, block in enumerate(SCENARIOS)
-    }
-
-
 async def scenarios(block: str, directory: Path) -> None:
+    """With one seed each."""
     (name,) = (name for name in SCENARIOS if blocks()[name] == block)
-    said = outcomes()[name]
+    (directory / "my_package.py").write_text(TRAIN)
+    (directory / "fit.py").write_text(of_page("docs/tutorials/asyncio_loop.md"))
+    (directory / "test_of_page.py").write_text(SCENARIOS[name] + block)
+    (directory / "pytest.ini").write_text(
+        "[pytest]\nasyncio_mode = auto\nasyncio_default_fixture_loop_scope = function\nfilterwarnings = error\n"
+    )
+    search = os.pathsep.join([*SOURCES, str(directory), str(ROOT / "examples" / "partition_safety")])
+    options = ["-v", "-p", "quicoll.pytest_plugin", "-p", "no:cacheprovider", "--sim-seed", "1"]
+    said = program("-m", "pytest", *options, cwd=directory, PYTHONPATH=search)
     assert said.count(" PASSED") == block.count("@quicoll.sim.scenario") > 0, said
 
 
@@ -613,9 +599,8 @@ RUN = ("-m", "quicoll.cli.main", "run")
 RECIPES = "docs/howto/"
 
 
-@lru_cache(maxsize=1)
 def recipes() -> list[str]:
-    """The pages on a torch loop put together to two programs, on one rank and on two; the programs that ended alike."""
+    """The blocks of the pages on a torch loop put together to two programs."""
     head = """
 import quicoll.blocking
 import quicoll.torch
@@ -649,20 +634,11 @@ dataset = TensorDataset(points, (points @ torch.randn(16, 4)).argmax(1))
         "with quicoll.blocking.join() as job:\n"
         + textwrap.indent(page("batchnorm") + page("mixed_precision") + tail, "    "),
     ]
-    for loop in loops:
-        ends = set()
-        for ranks in (1, 2):
-            with tempfile.TemporaryDirectory() as name:
-                (Path(name) / "loop.py").write_text(head + loop)
-                command = (*RUN, "-n", ranks, "--seed", "7", "--lost-after", LOST_AFTER, "loop.py")
-                found = re.findall(r"after (\d+) steps of (\d): (.*)$", program(*command, cwd=Path(name)), re.MULTILINE)
-            assert [int(world) for _, world, _ in found] == [ranks] * ranks
-            ends |= {(steps, end) for steps, _, end in found}
-        assert len(ends) == 1, ends
-    return [textwrap.dedent(loop) for loop in loops]
+    return [head + loop for loop in loops]
 
 
 async def recipe(block: str, directory: Path) -> None:
+    """It is in one of the programs, which `test_the_recipes_for_a_torch_loop_go_together` runs."""
     lines = {line.strip() for loop in recipes() for line in loop.splitlines()}
     missing = [line for line in block.splitlines() if line.strip() not in lines and "total_steps" not in line]
     assert missing == []
@@ -743,7 +719,6 @@ STARTS = {
     any_number,
     fitted,
     grown_and_shrunk,
-    recipe,
 }
 
 
@@ -754,7 +729,22 @@ async def test_a_block_runs_as_it_is_printed(name: str, tmp_path: Path, capsys: 
     await RUNS[name](blocks()[name], tmp_path)
 
 
-# -- what the tutorials say beside their blocks ------------------------------------------------------------------------
+# -- what the recipes and the tutorials say beside their blocks --------------------------------------------------------
+
+
+@pytest.mark.warm("torch")
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_recipes_for_a_torch_loop_go_together_with_the_same_bits_on_one_rank_and_two(
+    number: int, tmp_path: Path
+) -> None:
+    (tmp_path / "loop.py").write_text(recipes()[number])
+    ends = set()
+    for ranks in (1, 2):
+        said = program(*RUN, "-n", ranks, "--seed", "7", "--lost-after", LOST_AFTER, "loop.py", cwd=tmp_path)
+        found = re.findall(r"after (\d+) steps of (\d): (.*)$", said, re.MULTILINE)
+        assert [int(world) for _, world, _ in found] == [ranks] * ranks
+        ends |= {(steps, end) for steps, _, end in found}
+    assert len(ends) == 1, ends
 
 
 @pytest.mark.warm("torch")
