@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from local_mutants import LOCAL_MUTANTS
 from takeover_mutants import TAKEOVER_MUTANTS
 from tier_mutants import TIER_MUTANTS
 from way_mutants import WAY_MUTANTS
@@ -499,5 +500,5 @@ def test_every_invariant_has_a_mutant_that_it_catches() -> None:
     from quicoll.sim.invariants import INVARIANTS
 
     caught = {mutant.caught_by for mutant in MUTANTS}
-    caught |= {kind for _, _, kind in (*TAKEOVER_MUTANTS, *TIER_MUTANTS, *WAY_MUTANTS)}
+    caught |= {kind for _, _, kind in (*LOCAL_MUTANTS, *TAKEOVER_MUTANTS, *TIER_MUTANTS, *WAY_MUTANTS)}
     assert [kind for kind in INVARIANTS if kind not in caught] == []
