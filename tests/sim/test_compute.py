@@ -68,7 +68,7 @@ def test_who_is_ended_while_it_computes_leaves_after_that_and_the_other_gives_up
     sim.at(1.0).heal()
     outcome = sim.run()
     assert outcome.error is None, outcome.error
-    assert {entry.who for entry in recording.entries if entry.kind == "step_aborted"} == {"worker-0"}
+    assert {entry.who for entry in recording.entries if entry.kind == "step_aborted"} == {"coordinator", "worker-0"}
     assert outcome.virtual_s < 10.0
 
 
