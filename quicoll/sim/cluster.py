@@ -510,7 +510,11 @@ class Simulation:
         if events_left != self._events_left:  # it was not the last healing, or faults came after it
             return
         for machine in self._fleet.workers:
-            if not machine.done and machine.commits == machine.commits_at_heal and not self._stands_by(machine):
+            if machine.done:
+                continue
+            if self._stands_by(machine):
+                machine.done = self._others_ended_unheard() and not self._at_work()
+            elif machine.commits == machine.commits_at_heal:
                 if self._others_ended_unheard():
                     machine.done = True
                     continue
@@ -534,6 +538,12 @@ class Simulation:
             return False
         left = [machine.name for machine in self._fleet.workers if not machine.done and machine.name in view.nodes]
         return 2 * len(left) <= len(view.nodes)
+
+    def _at_work(self) -> list[str]:
+        """Return the ranks of the installed view that have not ended well."""
+        view = self.checker.installed
+        ranks = () if view is None else view.nodes[: view.workers]
+        return [machine.name for machine in self._fleet.workers if not machine.done and machine.name in ranks]
 
     def _fail(self, kind: str, message: str, *, node: str = "", cause: BaseException | None = None) -> None:
         if self._failure is None:

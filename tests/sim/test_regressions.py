@@ -74,6 +74,16 @@ def test_a_rank_that_comes_back_after_the_others_ended_unheard_is_held_and_the_r
     assert [entry.who for entry in recording.entries if entry.kind == "held"].count("worker-1") > 0
 
 
+def test_spares_whose_ranks_have_all_ended_unheard_keep_no_run_from_its_end() -> None:
+    """Seed 20110: the ranks left while one coordinator was down, and the next one knew nothing of it. Spares wait for
+    the ranks of the job, as they have to: nobody can tell these from ranks that were lost."""
+    settings = Settings(ranks=1, spares=2, coordinators=2, recovery=20.0, limit=120.0)
+    events = parse_events("sim.at(1.0).take_over('crash'); sim.at(1.1).heal()")
+    outcome = run_scenario(Scenario(seed=20110, steps=1, compute_s=0.1958, settings=settings, events=events))
+    assert outcome.error is None, outcome.error
+    assert outcome.committed > 0
+
+
 def test_a_rank_that_is_terminated_when_its_loop_is_at_its_end_is_not_started_again() -> None:
     """Seed 643: SIGTERM came in the last step, the process ended with status 0, and was started again without end."""
     outcome, recording = run("sim.at(0.4).terminate(2); sim.at(0.4).heal()", ranks=3, steps=3, disk=False)
