@@ -201,7 +201,7 @@ _FIELDS: dict[str, _Field] = {
     "transport_events": _Field(_switch, False),
     "qlog": _Field(_text, None),
     "local": _Field(_switch, True),
-    "engine_share": _Field(_part, 0.07),
+    "engine_share": _Field(_part, 1.0),
     "deny": _Field(_text, None),
 }
 
