@@ -206,6 +206,8 @@ def explain(
     typer.echo("")
     _print_travel(question, schedule)
     typer.echo(f"predicted     {_ms(forecast.seconds)}   (messages of 100 us at each end; no loss, no other traffic)")
+    if algorithm == "auto" and schedule.announced:
+        typer.echo("              auto runs none of these: what ranks give travels in the announcements of their calls")
     if collective == "barrier":
         typer.echo("              that all ranks have called it they tell each other before any operation ends")
     typer.echo(f"limit         {_ms(lowest)}   {_formula(collective)}, B the fastest port, with its delays")

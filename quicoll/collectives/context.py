@@ -334,7 +334,7 @@ class CallContext:
     def _begin_near(self, near: Neighbourhood, pending: Pending[Any], timeout: float, *, in_loop: bool) -> bool:
         """Begin an operation on this thread, if it goes through the memory of one host. Return whether it has begun."""
         operation, released = pending.operation, pending.released
-        small = operation.near_call(near.numbers - 1)
+        small = operation.small_call(near.numbers - 1)
         if small is None or not near.whole:
             return False
         call = NearCall(near, small, f"{operation.name}#{small.number}", timeout=timeout, step=self.step)

@@ -55,11 +55,11 @@ class Movement(Operation[T]):
             )
         return "local" if algorithm == "auto" and self.here.near else algorithm
 
-    def through_memory(self, number: int, like: Bundle, sizes: Sequence[int] | None = None) -> SmallCall:
-        """Return it as a call through the memory of one host.
+    def seen_by_all(self, number: int, like: Bundle, sizes: Sequence[int] | None = None) -> SmallCall:
+        """Return it as a call of which all ranks see what each gives.
 
         Args:
-            number: Its number in the group.
+            number: Its number in the group, where it goes through the memory of one host.
             like: What this rank gives, where it `gives` anything.
             sizes: Bytes that each rank gives, where all know them.
         Raises:
@@ -139,24 +139,27 @@ class Broadcast(Movement[Any]):
         self.like = like = bundle(x)
         self.root = root = here.checked("root", root)
         self.gives = here.rank == root
-        self.planned, self.settled, self.signature = here.prepared.get(
+        self.planned, self.settled, self.signature, self.announced = here.prepared.get(
             ("broadcast", like.dtype, like.shapes, like.many, root, algorithm), self._prepare, algorithm
         )
-        self.near = self.way(algorithm) == "local"
-        self.measures = self.settled is None and not self.near
+        self.seen = self.announced or self.way(algorithm) == "local"
+        self.measures = self.settled is None and not self.seen
         self.target = results(out, like, recycler=here.recycler)
 
-    def _prepare(self, algorithm: str) -> tuple[Schedule, Plan | None, str]:
-        """Return the schedule, this rank's plan where it does not depend on the network, and the signature."""
+    def _prepare(self, algorithm: str) -> tuple[Schedule, Plan | None, str, bool]:
+        """Return the schedule, this rank's plan where it does not depend on the network, the signature, and whether
+        the root's elements travel in its announcement."""
         require_algorithm("broadcast", algorithm)
         algorithm, like = self.way(algorithm), self.like
         schedule = self.schedule("broadcast", like.dtype.itemsize, root=self.root, elements=like.elements)
+        announced = algorithm == "auto" and schedule.announced
+        algorithm = "announced" if announced else algorithm
         signature = f"broadcast/{algorithm} {schedule.text} {like.text}"
-        if algorithm == "local":
-            return schedule, None, signature
+        if announced or algorithm == "local":
+            return schedule, None, signature, announced
         settled = schedule.settled(algorithm)
         # Now where it can be: what cannot be planned is refused before anything is sent.
-        return schedule, None if settled == "auto" else schedule.plan_of(self.here.rank, settled), signature
+        return schedule, None if settled == "auto" else schedule.plan_of(self.here.rank, settled), signature, False
 
     def prepare(self, known: Known) -> Work:
         if self.target is None:
@@ -164,11 +167,11 @@ class Broadcast(Movement[Any]):
         plan = self.settled or self.planned.plan_taken(self.here.rank, "auto", known.network)
         return self.work(plan, self.like, self.target, None if self.gives else [])
 
-    def near_call(self, number: int) -> SmallCall | None:
-        if not self.near:
+    def small_call(self, number: int) -> SmallCall | None:
+        if not self.seen:
             return None
         sizes = [self.like.nbytes if rank == self.root else 0 for rank in range(self.here.world_size)]
-        return self.through_memory(number, self.like, sizes)
+        return self.seen_by_all(number, self.like, sizes)
 
     def placed(self, counts: Counts) -> tuple[Routes, Results]:
         if self.target is None:
@@ -192,8 +195,8 @@ class Rows(Movement[T]):
     gathers = True
     algorithm = "auto"
 
-    def near_call(self, number: int) -> SmallCall | None:
-        return self.through_memory(number, self.like) if self.algorithm == "local" else None
+    def small_call(self, number: int) -> SmallCall | None:
+        return self.seen_by_all(number, self.like) if self.algorithm == "local" else None
 
     def placed(self, counts: Counts) -> tuple[Routes, Results]:
         rows = self.rows(counts)
@@ -392,22 +395,18 @@ class AllToAll(Rows[Any]):
 class Barrier(Movement[None]):
     name = "barrier"
     holds = False
+    announced = True
 
     def __init__(self, here: GroupView) -> None:
         super().__init__(here)
-        plan, self.signature = here.prepared.get(("barrier",), self._prepare)
-        self.nothing = nothing = bundle(np.empty(0, np.uint8))
-        self.ready = self.work(plan, nothing, results(None, nothing), [])
+        self.signature, self.nothing = here.prepared.get(("barrier",), self._prepare)
 
-    def _prepare(self) -> tuple[Plan, str]:
+    def _prepare(self) -> tuple[str, Bundle]:
         plan = self.schedule("barrier", 1).plan_of(self.here.rank, "")
-        return plan, plan.signature
+        return plan.signature, bundle(np.empty(0, np.uint8))
 
-    def prepare(self, known: Known) -> Work:
-        return self.ready
-
-    def near_call(self, number: int) -> SmallCall | None:
-        return self.through_memory(number, self.nothing, (0,) * self.here.world_size)
+    def small_call(self, number: int) -> SmallCall | None:
+        return self.seen_by_all(number, self.nothing, (0,) * self.here.world_size)
 
     def placed(self, counts: Counts) -> tuple[Routes, Results]:
         raise AssertionError("a barrier moves nothing")

@@ -42,8 +42,8 @@ class BroadcastObject(Movement[Any]):
         self.measures = depends("broadcast", self.way("auto"), world=here.world_size, sites=here.sites)
         self.signature = f"broadcast_object root={self.root} chunk_bytes={here.chunk_bytes}"
 
-    def near_call(self, number: int) -> SmallCall | None:
-        return self.through_memory(number, bundle(self.data)) if self.here.near else None
+    def small_call(self, number: int) -> SmallCall | None:
+        return self.seen_by_all(number, bundle(self.data)) if self.here.near else None
 
     def placed(self, counts: Counts) -> tuple[Routes, Results]:
         size, root = _size(counts[self.root], self.here.ranks[self.root]), self.root
@@ -78,8 +78,8 @@ class AllGatherObject(Movement[list[Any]]):
         self.measures = depends("all_gather", self.way("auto"), world=here.world_size, sites=here.sites)
         self.signature = f"all_gather_object chunk_bytes={here.chunk_bytes}"
 
-    def near_call(self, number: int) -> SmallCall | None:
-        return self.through_memory(number, bundle(self.data)) if self.here.near else None
+    def small_call(self, number: int) -> SmallCall | None:
+        return self.seen_by_all(number, bundle(self.data)) if self.here.near else None
 
     def placed(self, counts: Counts) -> tuple[Routes, Results]:
         self.sizes = [_size(row, rank) for row, rank in zip(counts, self.here.ranks, strict=True)]

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from quicoll.audit.recorder import IssuedCall
 from quicoll.collectives.shards import Leaves
 from quicoll.engine.calls import Call
+from quicoll.engine.given import seal
 from quicoll.engine.messages import MAX_NUMBER
 from quicoll.errors import LocalError
 from quicoll.numerics.buffers import reach
@@ -55,6 +56,7 @@ class Operation(Generic[T]):
     shared = False  # whether all ranks get the same bits
     holds = True  # whether this rank gets a result
     in_place = False  # whether the caller's `out` changes while it is under way
+    announced = False  # whether what the ranks give travels in their announcements
     # The caller's tensors, inputs and `out`; of a list or leaves each, None where there is none.
     given: tuple[Any, ...] = ()
     answer: _Answer | None = None  # from when it was issued
@@ -66,12 +68,13 @@ class Operation(Generic[T]):
         """Return this rank's plan with its memory. Raises PeerError for what other ranks must not announce."""
         raise NotImplementedError
 
-    def near_call(self, number: int) -> SmallCall | None:
-        """Return it as a call through the memory of one host, None where it goes over QUIC; asked for only between
-        ranks that share one.
+    def small_call(self, number: int) -> SmallCall | None:
+        """Return it as a call of which all ranks see what each gives: through the memory of one host, or in their
+        announcements. None where neither is its way; asked for only between ranks that share a host, and where it is
+        `announced`.
 
         Args:
-            number: Its number in the group.
+            number: Its number in the group, where it goes through memory.
         Raises:
             LocalError: Counts that cannot be announced.
         """
@@ -113,6 +116,8 @@ class Operation(Generic[T]):
         self.demand_counts()
         scope = self.here.scope
         divides = scope.watched and (self.divides or bool(scope.name) or self.ranks is not None)
+        small = self.small_call(0) if self.announced else None
+        given = b"" if small is None else seal(small.payload)
         if not scope.name:
             return Call(
                 self.name,
@@ -124,6 +129,8 @@ class Operation(Generic[T]):
                 self.ranks,
                 watched=self.watched,
                 divides=divides,
+                small=small,
+                given=given,
             )
         return Call(
             self.name,
@@ -136,6 +143,8 @@ class Operation(Generic[T]):
             scope.name,
             self.watched and scope.watched,
             divides,
+            small,
+            given,
         )
 
     # -- for the audit -------------------------------------------------------------------------------------------

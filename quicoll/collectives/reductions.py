@@ -48,7 +48,8 @@ class _Prepared(NamedTuple):
     """What a call of a reduction came to: see quicoll.collectives.base.
 
     elements: that travel of a leaf. settled: this rank's plan, where it does not depend on the network. held: leaves of
-    each rank. near: where it goes through the memory of one host, the bytes that each rank gives; else None.
+    each rank. sizes: where all ranks see what each gives, the bytes of that; else None. announced: whether they see it
+    in their announcements, and not through the memory of their host.
     """
 
     precision: Precision
@@ -59,7 +60,8 @@ class _Prepared(NamedTuple):
     settled: Plan | None
     signature: str
     held: tuple[int, ...]
-    near: tuple[int, ...] | None
+    sizes: tuple[int, ...] | None
+    announced: bool
 
 
 class Reduction(Operation[Any]):
@@ -120,7 +122,8 @@ class Reduction(Operation[Any]):
         if isinstance(x, Leaves):
             _demand_own(here, x.shards)
         self.signature = prepared.signature
-        self.measures = prepared.settled is None and prepared.near is None
+        self.measures = prepared.settled is None and prepared.sizes is None
+        self.announced = prepared.announced
 
     def write_to(self, out: Any, target: Results) -> None:
         """Settle where the result goes."""
@@ -149,8 +152,8 @@ class Reduction(Operation[Any]):
             plan = prepared.schedule.plan_taken(self.here.rank, "auto", known.network)
         return Work(plan, prepared.how.dtype, prepared.how.acc, prepared.op, self.flats, self.output)
 
-    def near_call(self, number: int) -> SmallCall | None:
-        sizes = self.prepared.near
+    def small_call(self, number: int) -> SmallCall | None:
+        sizes = self.prepared.sizes
         if sizes is None:
             return None
         nbytes = sizes[self.here.rank]
@@ -438,14 +441,16 @@ def _prepare(
         name, how, world=here.world_size, sizes=given, leaves=leaves, sites=here.sites, chunk_bytes=here.chunk_bytes
     )
     held = tuple([len(leaves_of(rank, here.world_size, leaves)) for rank in range(here.world_size)])
-    near: tuple[int, ...] | None = None
+    seen: tuple[int, ...] | None = None
     if algorithm == "local" or (algorithm == "auto" and here.near):
-        refused, near = _near(here, schedule, held)
+        refused, seen = _near(here, schedule, held)
         if algorithm == "local" and refused:
             raise LocalError(f"algorithm 'local' cannot carry this out: {refused}")
         algorithm = algorithm if refused else "local"
+    if algorithm == "auto" and schedule.announced:
+        algorithm, seen = "announced", tuple([many * schedule.nbytes for many in held])
     plan: Plan | None = None
-    if algorithm != "local":
+    if seen is None:
         algorithm = schedule.settled(algorithm)
         plan = None if algorithm == "auto" else schedule.plan_of(here.rank, algorithm)
     shapes = like_text(like.dtype, like.shapes, many=like.many)
@@ -459,7 +464,8 @@ def _prepare(
         plan,
         text if how.form is None else f"{text} wire={how.form.codec.name}",
         held,
-        near,
+        seen,
+        algorithm == "announced",
     )
 
 

@@ -44,6 +44,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from quicoll.engine.differences import brief, difference
+from quicoll.engine.given import unseal
 from quicoll.engine.messages import Announce, Farewell, size_in_memory
 from quicoll.errors import Mismatch, PeerError
 from quicoll.numerics.bundle import Joined  # noqa: TC001 - compiled, a class needs it as it is made
@@ -95,7 +96,8 @@ class Call:
     where they may differ. gathers: whether the work depends on those of all ranks. measures: whether it depends on the
     agreed network. ranks: who takes part, this rank included, as ranks of the view, in the order in which the plan
     numbers them; None: all. where: the group's name, "" for all ranks. watched: whether it matters who comes late.
-    divides: whether it is of some ranks alone or sub-groups come of it, but for the library's own.
+    divides: whether it is of some ranks alone or sub-groups come of it, but for the library's own. small: where
+    what the ranks give travels in their announcements; then no work is made of it. given: what this rank gives, sealed.
     """
 
     name: str
@@ -108,6 +110,8 @@ class Call:
     where: str = ""
     watched: bool = True
     divides: bool = False
+    small: SmallCall | None = None
+    given: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +284,15 @@ class Calls:
             if slot.announced[rank].signature != own:
                 called = {each: slot.announced[each].signature for each in slot.announced if each in slot.ranks}
                 raise Mismatch(difference(called), rank=rank, node=self._node(rank))
+
+    def given(self, slot: Slot, small: SmallCall) -> list[bytes]:
+        """Return what each rank gave in its announcement, for a slot that has compared equal.
+
+        Raises:
+            Spoiled: It is not what it was, or not of the size that the call has it.
+        """
+        sizes = small.sizes or ()
+        return [unseal(slot.announced[rank].given, size, rank) for rank, size in zip(slot.ranks, sizes, strict=True)]
 
     def differing(self, slot: Slot) -> tuple[int, ...]:
         """Return the ranks that called something else than this one, ascending."""

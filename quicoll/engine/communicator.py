@@ -400,7 +400,7 @@ class Communicator:
         """Tell the others what is called. Raises TransferFailed."""
         slot, call = operation.slot, operation.call
         measured = self._measured(slot.ranks) if slot.leads else ()
-        announce = Announce(self.view.view_id, slot.group, slot.seq, call.signature, call.counts, measured)
+        announce = Announce(self.view.view_id, slot.group, slot.seq, call.signature, call.counts, measured, call.given)
         data = encode_message(announce)
         for number, rank in enumerate(slot.ranks):
             if rank == self.rank:
@@ -434,6 +434,14 @@ class Communicator:
             Exception: Errors of ours, and whatever the computation raises.
         """
         slot, call, calls = operation.slot, operation.call, self._calls
+        if call.small is not None:
+            if not slot.settled:
+                return False
+            calls.compare(slot)
+            if call.watched:
+                self._on_called(slot.name, slot.arrived_ns)
+            call.small.combine(calls.given(slot, call.small), ())
+            return True
         if operation.stage is Headway.CALLED:
             if call.gathers or slot.leads or len(slot.ranks) == 1:
                 if not slot.settled:
@@ -511,6 +519,9 @@ class Communicator:
             error, consequence = self._translate(seen, rank, slot.name, step), seen.consequence
             if isinstance(error, Corrupted):
                 ranks = self._corrupting(rank)
+        elif isinstance(seen, Spoiled):
+            error = self._again(self._spoiled(seen, "in what it announced"), slot.name, step)
+            ranks = (seen.rank,) if seen.bits else ()
         elif isinstance(seen, QuicollError):
             error = self._again(seen, slot.name, step)
             if isinstance(seen, Mismatch):
@@ -562,7 +573,7 @@ class Communicator:
                 text = difference({rank: signature for rank, (_, signature) in error.called.items()})
             self.fail(Mismatch(text, rank=others[0], node=self._node(others[0])), others)
         elif isinstance(error, Spoiled):
-            self.fail(self._spoiled(error), (error.rank,) if error.bits else ())
+            self.fail(self._spoiled(error, "in shared memory"), (error.rank,) if error.bits else ())
         elif isinstance(error, QuicollError) and not isinstance(error, LocalError):
             self.fail(error)
         else:  # of this caller, of our own code or for lack of memory: nobody may have to wait for it
@@ -602,12 +613,13 @@ class Communicator:
             others = tuple(rank for rank in sorted(called) if rank != self.rank)
             self.fail(Mismatch(difference(called), rank=others[0], node=self._node(others[0])), others)
 
-    def _spoiled(self, seen: Spoiled) -> QuicollError:
-        where: dict[str, Any] = {"rank": seen.rank, "view": self.view.view_id}
+    def _spoiled(self, seen: Spoiled, where: str) -> QuicollError:
+        """The error for what a rank gave and is not what it can be. where: it stood."""
+        who: dict[str, Any] = {"rank": seen.rank, "view": self.view.view_id}
         ends = f"rank {seen.rank} ({self._node(seen.rank)}) to rank {self.rank} ({self._node(self.rank)})"
         if seen.bits:
-            return Corrupted(f"bits from {ends} came spoiled through shared memory: {seen}", **where)
-        return PeerError(f"its words in shared memory cannot be: {seen}", node=self._node(seen.rank), **where)
+            return Corrupted(f"bits from {ends} came spoiled {where}: {seen}", **who)
+        return PeerError(f"its words {where} cannot be: {seen}", node=self._node(seen.rank), **who)
 
     def _end_near(self) -> None:
         """The view is broken: end the calls through memory that are under way, as all ranks are told."""

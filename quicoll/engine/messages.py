@@ -12,7 +12,9 @@ from typing import Annotated, TypeAlias
 import msgspec
 
 from quicoll.checks import MAX_MEMBERS
+from quicoll.engine.given import SEAL_BYTES
 from quicoll.errors import PeerError
+from quicoll.plan.schedule import MAX_ANNOUNCED
 
 __all__ = [
     "BLOCK_LESSONS",
@@ -57,7 +59,8 @@ _Digests = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16 * MAX_ASKE
 class Announce(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag_field="t", tag=1):
     """What a rank called as operation `seq` of `group`. counts: this rank's own sizes, where they may differ.
 
-    measured: of its links, where the group agrees on its network by this operation; see `calls.measurements`.
+    measured: of its links, where the group agrees on its network by this operation; see `calls.measurements`. given:
+    what this rank gives to the operation, sealed (quicoll.engine.given), where all that ranks give travels like this.
     """
 
     view_id: int
@@ -66,6 +69,7 @@ class Announce(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     signature: _Signature
     counts: _Counts = ()
     measured: _Measured = ()
+    given: Annotated[bytes, msgspec.Meta(max_length=MAX_ANNOUNCED + SEAL_BYTES)] = b""
 
 
 class Farewell(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag_field="t", tag=2):
@@ -165,7 +169,7 @@ def encode_message(message: PeerMessage) -> bytes:
 def size_in_memory(announce: Announce) -> int:
     """Return about how many bytes of memory an announcement takes, at least what it takes."""
     text = 4 * len(announce.signature)  # of any characters
-    return _COST + text + _NUMBER_COST * (len(announce.counts) + len(announce.measured))
+    return _COST + text + _NUMBER_COST * (len(announce.counts) + len(announce.measured)) + len(announce.given)
 
 
 def decode_message(data: bytes, *, node: str) -> PeerMessage:

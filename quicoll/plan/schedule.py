@@ -29,12 +29,14 @@ from quicoll.numerics.dtypes import DType, NumberKind
 from quicoll.numerics.encoding import Encoding, encoding_for
 from quicoll.numerics.exact import MAX_LEAVES
 from quicoll.numerics.reduce import Precision, ReduceOp, accumulator
-from quicoll.plan.choice import choose, has_choice
+from quicoll.plan.choice import MAX_WALKED, choose, has_choice
 
 if TYPE_CHECKING:
     from quicoll.plan.network import NetworkModel
 
 __all__ = [
+    "ANNOUNCED",
+    "MAX_ANNOUNCED",
     "AlgorithmName",
     "ElementFormat",
     "Schedule",
@@ -46,6 +48,11 @@ __all__ = [
 ]
 
 AlgorithmName: TypeAlias = Literal["auto", "direct", "tree", "hierarchical", "exchange", "local"]
+
+ANNOUNCED = ("all_reduce", "reduce", "reduce_scatter", "broadcast")
+"""Collectives of which all ranks know what each gives before they hear of each other."""
+MAX_ANNOUNCED = 1024
+"""Bytes that a rank gives in its announcement: with the rest of it they are one datagram on any path."""
 
 _EXACT_RATE = 5e8  # bytes/s read: 8 ns for a float32
 _BLOCKS_RATE = 8e7  # the same of int8: numbers are decoded, added up, and encoded once
@@ -194,6 +201,18 @@ class Schedule:
             return max(map(sum, self.sizes["counts"])) * self.itemsize
         elements: int = self.sizes["elements"] if "elements" in self.sizes else sum(self.sizes.get("counts", ()))
         return elements * self.itemsize
+
+    @property
+    def announced(self) -> bool:
+        """Whether what ranks give travels in the announcements of their calls, where the algorithm is not asked for.
+
+        Each rank then has all of it after one delay, and no message is sent for it: no plan is cheaper where all of it
+        is small.
+        """
+        if self.collective not in ANNOUNCED or self.world > MAX_WALKED:
+            return False
+        most = self.nbytes * -(-self.leaves // self.world) if self.leaves else self.nbytes
+        return most <= MAX_ANNOUNCED
 
     @property
     def algorithms(self) -> tuple[str, ...]:

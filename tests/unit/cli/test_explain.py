@@ -58,9 +58,18 @@ def test_all_steps_are_printed_when_asked_for() -> None:
 
 
 def test_auto_marks_the_one_it_takes() -> None:
-    text = explained("all_reduce", "--world", "4", "--bytes", "64", "--sites", "2,2", "--far-rtt-ms", "100")
+    text = explained("all_reduce", "--world", "4", "--bytes", "2KiB", "--sites", "2,2", "--far-rtt-ms", "100")
     assert text.startswith("all_reduce/exchange")
     assert [line.split()[0] for line in text.splitlines() if line.endswith(" *")] == ["exchange"]
+    assert "announcements" not in text
+
+
+def test_what_travels_in_announcements_is_said_where_it_was_not_asked_for_otherwise() -> None:
+    said = "auto runs none of these: what ranks give travels in the announcements of their calls"
+    assert said in explained("all_reduce", "--world", "4", "--bytes", "64")
+    assert said in explained("broadcast", "--world", "16", "--bytes", "1KiB")
+    assert said not in explained("all_reduce", "--world", "4", "--bytes", "64", "--algorithm", "exchange")
+    assert said not in explained("all_reduce", "--world", "17", "--bytes", "64")
 
 
 @pytest.mark.parametrize(

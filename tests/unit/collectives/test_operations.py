@@ -21,6 +21,7 @@ from quicoll.collectives.shards import Leaves, Shards
 from quicoll.collectives.split import Split
 from quicoll.collectives.subgroups import MAX_COLOR, MAX_KEY, STATE, WORLD, Scope
 from quicoll.engine.calls import Known, Work
+from quicoll.engine.given import unseal
 from quicoll.errors import LocalError, PeerError
 from quicoll.numerics.canonical_order import leaves_of
 from quicoll.plan.network import NetworkModel
@@ -113,8 +114,16 @@ def known(operations: Sequence[Operation[Any]]) -> Known:
 
 
 def run(operations: Sequence[Operation[Any]]) -> list[Any]:
-    """Prepare and execute the operations of all ranks; gives their results."""
-    assert len({operation.call().signature for operation in operations}) == 1
+    """Carry out the operations of all ranks, by what they announce or by their plans; gives their results."""
+    calls = [operation.call() for operation in operations]
+    assert len({call.signature for call in calls}) == 1
+    if calls[0].small is not None:
+        for call in calls:
+            assert call.small is not None
+            assert call.small.sizes is not None
+            given = [unseal(each.given, size, 0) for each, size in zip(calls, call.small.sizes, strict=True)]
+            call.small.combine(given, ())
+        return [operation.result() for operation in operations]
     wires = Wires()
     works = [operation.call().make(known(operations)) for operation in operations]
 
@@ -143,7 +152,33 @@ def test_an_all_reduce_has_the_same_bits_everywhere_and_by_every_algorithm() -> 
         for result, operation in zip(run(operations), operations, strict=True):
             assert result.tolist() == total.tolist()
             assert operation.bits().tolist() == total.reshape(-1).tolist()
-        assert operations[0].measures == (algorithm == "auto")
+        assert not operations[0].measures
+        assert operations[0].announced == (algorithm == "auto")
+
+
+def test_what_is_too_large_for_an_announcement_goes_by_a_plan_and_so_it_does_among_many_ranks() -> None:
+    most, more = np.zeros(256, np.float32), np.zeros(257, np.float32)
+    assert AllReduce(place(0), most).announced
+    assert not AllReduce(place(0), more).announced
+    assert AllReduce(place(0), more).measures
+    assert not AllReduce(place(0), most, algorithm="exchange").announced
+    assert Broadcast(place(1), most).announced
+    assert not Broadcast(place(1), more).announced
+    assert ReduceScatter(place(1), most).announced
+    assert AllReduce(place(0, 16), most).announced
+    assert not AllReduce(place(0, 17), most).announced
+
+
+def test_leaves_of_one_rank_are_announced_together_as_far_as_they_fit() -> None:
+    for elements, announced in ((128, True), (129, False)):  # two leaves on a rank at most
+        made = []
+        for rank in range(3):
+            mine = leaves_of(rank, 3, 5)
+            values = tuple(np.full(elements, 10.0**leaf, np.float32) for leaf in mine)
+            made.append(AllReduce(place(rank), Leaves(Shards(5, mine.start, len(mine), VIEW), values)))
+        assert {operation.announced for operation in made} == {announced}
+        if announced:
+            assert [result.tolist() for result in run(made)] == [[11111.0] * elements] * 3
 
 
 def test_a_ring_says_so_to_the_audit_and_to_the_other_ranks() -> None:

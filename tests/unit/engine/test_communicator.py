@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,10 @@ from fake_links import FakeLink, FakeTransfer, nothing_copied
 
 from quicoll.engine.calls import Call, Known, Work
 from quicoll.engine.communicator import Communicator, view_prefix
+from quicoll.engine.given import seal
 from quicoll.engine.messages import Announce, Farewell, decode_message
 from quicoll.errors import Corrupted, LocalError, Mismatch, Partitioned, PeerError, QuicollError
+from quicoll.local.small import SmallCall
 from quicoll.membership.view import Member, View
 from quicoll.numerics.dtypes import DType
 from quicoll.numerics.reduce import ReduceOp
@@ -101,8 +103,8 @@ class Bench:
             operation.cancel()
             raise
 
-    def hear(self, rank: int, seq: int = 0, signature: str = "barrier") -> None:
-        self.communicator.announced(rank, Announce(VIEW_ID, 0, seq, signature))
+    def hear(self, rank: int, seq: int = 0, signature: str = "barrier", given: bytes = b"") -> None:
+        self.communicator.announced(rank, Announce(VIEW_ID, 0, seq, signature, given=given))
         self.turn()
 
     def all_call(self, seq: int = 0) -> None:
@@ -213,6 +215,71 @@ def test_a_call_that_gathers_makes_its_work_of_what_all_have_announced(bench: Be
     bench.turn()
     assert [known.counts for known in seen] == [[(4,), (1,), (2,)]]
     assert len(bench.log) == 2
+
+
+def announced(seen: list[list[bytes]], given: bytes = b"mine", sizes: tuple[int, ...] = (4, 4, 4)) -> Call:
+    """A call of which all see what each gives; `seen` gets what this rank saw."""
+
+    def taken(payloads: Sequence[bytes], counts: object) -> None:
+        seen.append(list(payloads))
+
+    def never(*_: object) -> Any:
+        raise AssertionError("it fits")
+
+    small = SmallCall(0, "sum", lambda: given, len(given), taken, never, sizes=sizes)
+    return Call("all_reduce", "sum", never, small=small, given=seal(given))
+
+
+def test_what_ranks_give_in_their_announcements_is_used_when_all_have_called(bench: Bench) -> None:
+    seen: list[list[bytes]] = []
+    task = bench.run(announced(seen))
+    assert bench.messages(1) == [Announce(VIEW_ID, 0, 0, "sum", given=seal(b"mine"))]
+    bench.hear(2, signature="sum", given=seal(b"last"))
+    assert not task.done()
+    assert seen == []
+    bench.hear(1, signature="sum", given=seal(b"next"))
+    assert task.result() == 0
+    assert seen == [[b"mine", b"next", b"last"]]
+    assert (bench.log, bench.called, bench.communicator.running) == ([], ["all_reduce#0"], 0)
+
+
+def test_calls_are_compared_before_anything_of_an_announcement_is_used(bench: Bench) -> None:
+    seen: list[list[bytes]] = []
+    task = bench.run(announced(seen))
+    bench.hear(1, signature="sum", given=seal(b"next"))
+    bench.hear(2, signature="max", given=seal(b"last"))
+    bench.end(Mismatch("they differ"))
+    assert isinstance(error_of(task), Mismatch)
+    assert (seen, bench.failed[0][1]) == ([], (2,))
+
+
+def test_spoiled_bits_of_an_announcement_are_of_its_sender_and_nothing_of_it_is_used(bench: Bench) -> None:
+    seen: list[list[bytes]] = []
+    task = bench.run(announced(seen))
+    given = bytearray(seal(b"next"))
+    given[1] ^= 16
+    bench.hear(2, signature="sum", given=seal(b"last"))
+    bench.hear(1, signature="sum", given=bytes(given))
+    error, ranks = bench.failed[0]
+    assert isinstance(error, Corrupted)
+    assert (error.rank, error.op, ranks) == (1, "all_reduce#0", (1,))
+    assert "rank 1 (b) to rank 0 (a)" in str(error)
+    bench.end(Corrupted("bits came spoiled", rank=1))
+    assert isinstance(error_of(task), Corrupted)
+    assert seen == []
+
+
+def test_who_gives_another_size_than_its_call_breaks_the_rules_and_not_its_memory(bench: Bench) -> None:
+    seen: list[list[bytes]] = []
+    task = bench.run(announced(seen))
+    bench.hear(1, signature="sum", given=seal(b"next"))
+    bench.hear(2, signature="sum", given=seal(b"longer"))
+    error, ranks = bench.failed[0]
+    assert type(error) is PeerError
+    assert (error.rank, error.node, ranks) == (2, "c", ())
+    bench.end(error)
+    assert isinstance(error_of(task), PeerError)
+    assert seen == []
 
 
 def test_calls_that_measure_wait_for_the_one_by_which_the_group_agrees(bench: Bench) -> None:

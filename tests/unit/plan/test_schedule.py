@@ -134,7 +134,7 @@ QUESTIONS = [
         for precision in ("default", "exact")
         for leaves in (6, 15)
     ),
-    ExplainedCall("reduce", world=4, nbytes=1000, root=3),
+    ExplainedCall("reduce", world=4, nbytes=10_000, root=3),
     *(
         ExplainedCall(
             collective, world=5, nbytes=90_001, root=2 * (collective != "all_gather"), dtype=dtype, algorithm=name
@@ -144,7 +144,6 @@ QUESTIONS = [
         for dtype in ("int8", "float64")
     ),
     ExplainedCall("all_to_all", world=5, nbytes=90_001),
-    ExplainedCall("barrier", world=5, nbytes=0),
 ]
 
 
