@@ -6,7 +6,8 @@ operation, which is no task, is begun by a function that gets whom to tell of it
 caller's loop (`begin`) or for a thread without one (`submit`, `wait`). What nobody waits for takes its place among the
 calls, and nothing comes out (`post`). What is called while the engine's thread is at
 work begins together in one turn of its loop, in the order of the calls, and what that has to send goes together at the
-end of the same turn; a caller who waits goes on in the turn of his loop in which the end of his operation comes. The
+end of the same turn, when callers hear of what has ended in it as well (quicoll.engine.looking says why not before); a
+caller who waits goes on in the turn of his loop in which the end of his operation comes. The
 thread is written to only where it sleeps, or is about to; awake it looks at what is queued between any two turns.
 Where other threads compute it keeps to its share of the time, but while somebody waits (quicoll.engine.share): blocks
 in `wait`, awaits a future, or has said so (`attend`).
@@ -124,13 +125,14 @@ class ThreadRuntime:
         if loop_factory is None:
             rest_ns = min(REST_NS, round(lost_after * 1e9 / REST_PART))
             self._selector = LookingSelector(
-                called=self._called, share=share, rest_ns=rest_ns, awaited=self._is_awaited
+                called=self._called, give=self._give, share=share, rest_ns=rest_ns, awaited=self._is_awaited
             )
             self.loop: asyncio.AbstractEventLoop = asyncio.SelectorEventLoop(self._selector)
         else:
             self.loop = loop_factory()
         self._pid = os.getpid()
         self.ask_s = ask_s
+        self._settled: deque[tuple[_Answer, Any, BaseException | None]] = deque()  # in this turn of the engine's loop
         self._lock = threading.Lock()  # of the five below, so that no call comes between the last look and the end
         self._closed = self._stopping = False
         self._calls: dict[_Answer, None] = {}
@@ -152,6 +154,7 @@ class ThreadRuntime:
             finally:
                 asyncio.set_event_loop(None)
                 self.loop.close()
+                self._give()
                 self._fail_calls(LocalError("the engine is closed", usable=False))
                 self._ended.set_result(None)
 
@@ -366,14 +369,31 @@ class ThreadRuntime:
         return task
 
     def _over(self, answer: _Answer, value: Any, error: BaseException | None) -> None:
-        with self._lock:
-            if answer not in self._calls:  # it has got its error while the thread was blocked
-                return
-            del self._calls[answer]
         answer.begun = None
         if isinstance(error, asyncio.CancelledError):  # where not by the caller: by the end of the thread
             error = LocalError("the engine is closed", usable=False)
-        answer.settle(value, error)
+        self._settled.append((answer, value, error))
+        if self._selector is None:
+            self._give()
+
+    def _give(self) -> bool:
+        """Hand out what has been settled in this turn of the loop; return whether there was anything.
+
+        Until then it counts as under way: if the rest of the turn is blocked, its caller hears of that as all do.
+        """
+        if not self._settled:
+            return False
+        while self._settled:
+            answer, value, error = self._settled.popleft()
+            with self._lock:
+                if answer not in self._calls:  # it has got its error while the thread was blocked
+                    continue
+                del self._calls[answer]
+            try:
+                answer.settle(value, error)
+            except Exception as raised:  # of our own code; the loop is about to sleep, and goes on
+                self.loop.call_exception_handler({"message": "an answer was not taken", "exception": raised})
+        return True
 
     def withdraw(self, answer: _Answer) -> None:
         """Nobody waits for an answer any more: what was called is cancelled, after its first step."""

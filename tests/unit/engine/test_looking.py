@@ -131,6 +131,33 @@ def test_with_one_processor_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> Non
         assert selector.select(0.001) == []
 
 
+def test_what_was_settled_for_other_threads_is_handed_out_first_and_then_nobody_looks(
+    pair: tuple[LookingSelector, socket.socket, list[float | None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who looks takes Python's lock again and again, which those who are woken by it need."""
+    _, _, asked = pair
+    monkeypatch.setattr(looking, "offer", lambda: pytest.fail("it looked"))
+    done: list[str] = []
+    settled = ["one", "two"]
+
+    def give() -> bool:
+        assert not asked
+        done.extend(settled)
+        return bool(settled)
+
+    with LookingSelector(Clock(), give=give) as selector:
+        assert selector.select(None) == []
+        assert (done, asked) == (["one", "two"], [None])
+        asked.clear()
+        assert selector.select(0) == []  # there is more to do in this thread
+        assert asked == [0]
+        settled.clear()
+        asked.clear()
+        monkeypatch.setattr(looking, "offer", lambda: None)
+        assert selector.select(None) == []
+        assert asked[:2] == [0, 0]
+
+
 def test_what_another_thread_has_queued_ends_a_look_and_keeps_from_sleeping(
     pair: tuple[LookingSelector, socket.socket, list[float | None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -173,6 +173,23 @@ async def test_calls_to_a_blocked_thread_end_and_say_where_it_is(monkeypatch: py
     await runtime.aclose()
 
 
+async def test_what_has_ended_in_a_turn_that_never_ends_is_under_way_until_then() -> None:
+    """Its caller would wait for ever otherwise: it hears of ends where a turn of the engine's loop does."""
+    runtime = ThreadRuntime("test", ask_s=0.01)
+    go_on = threading.Event()
+
+    def start(ended: Callable[[int, None], None]) -> None:
+        ended(1, None)
+        go_on.wait()
+
+    answer = runtime.begin(start, SENDER)
+    with pytest.raises(LocalError, match="thread has been blocked"):
+        await answer
+    go_on.set()
+    assert await runtime.call(asyncio.sleep(0, "works")) == "works"
+    await runtime.aclose()
+
+
 async def test_a_thread_that_is_only_slow_to_answer_is_not_taken_for_blocked() -> None:
     runtime = ThreadRuntime("test", ask_s=0.01)
     passes = 0
