@@ -16,8 +16,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
+from quicoll.engine.given import SEAL_BYTES, seal
+from quicoll.engine.messages import Announce, decode_message, encode_message
+from quicoll.errors import PeerError
 from quicoll.state.tree import flatten, rebuild
 from quicoll.state.version import StateVersion
 from quicoll_transport.net.runs import apart, joined
@@ -33,7 +37,7 @@ if TYPE_CHECKING:
     from quicoll_transport.net.udp import DatagramIO, OnRuns, OnUnreachable
     from quicoll_transport.sim import HostLoop
 
-__all__ = ["Forgery", "Lies", "Meddling", "raise_alarm"]
+__all__ = ["Forgery", "Lies", "Meddling", "raise_alarm", "respelt"]
 
 _MEDDLED_EVERY = 3  # of what is passed on: by the others a connection lives, and shows what it takes
 _KEPT = 50  # datagrams that a meddler has for later
@@ -56,9 +60,13 @@ class Lies:
     def _make_lie(self, link: Link) -> None:
         for name in ("send", "send_copy"):
             setattr(link, name, self._lying(link, getattr(link, name)))
+        setattr(link, "send_app", self._announcing(link, link.send_app))  # noqa: B010 - a method, for this one object
 
     def _lying(self, link: Link, honest: Callable[..., Any]) -> Callable[..., Any]:
         return lambda tag, payload, *more: honest(tag, spoilt(payload) if link.node in self._to else payload, *more)
+
+    def _announcing(self, link: Link, honest: Callable[[bytes], None]) -> Callable[[bytes], None]:
+        return lambda data: honest(respelt(data, spoilt) if link.node in self._to else data)
 
 
 class _Links(dict[Any, Any]):
@@ -79,6 +87,23 @@ def spoilt(payload: memoryview) -> memoryview:
     if found:
         found[-min(2, len(found))] ^= 0x40
     return memoryview(found)
+
+
+def respelt(data: bytes, change: Callable[[memoryview], memoryview]) -> bytes:
+    """Return a message in which what an announcement gives is another, with a checksum that holds for it.
+
+    Args:
+        data: Any message between ranks; one that gives nothing is returned as it is.
+        change: Given the bytes, returns others.
+    """
+    try:
+        message = decode_message(data, node="")
+    except PeerError:
+        return data
+    if not isinstance(message, Announce) or len(message.given) <= SEAL_BYTES:
+        return data
+    given = memoryview(message.given)[:-SEAL_BYTES]
+    return encode_message(msgspec.structs.replace(message, given=seal(bytes(change(given)))))
 
 
 def raise_alarm(engine: Engine, view_id: int, loop: HostLoop) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ from quicoll.errors import Diverged, JobDone, LocalError, QuicollError
 from quicoll.membership import messages as m
 from quicoll.membership.messages import COORDINATOR_NODE
 from quicoll.sim import Settings, Simulation
+from quicoll.sim.misconduct import respelt
 from quicoll_transport.endpoint import Link
 from quicoll_transport.security.identity import COORDINATOR
 
@@ -29,17 +30,26 @@ ELEMENTS = 160  # so that the size tells these tensors from whatever else is sen
 
 def lie(monkeypatch: pytest.MonkeyPatch, pairs: Sequence[tuple[str, str]]) -> None:
     """Let tensors that go from one host to another have one bit changed, before their checksums are made."""
-    honest = Link.send_copy
+    honest, announcing = Link.send_copy, Link.send_app
+
+    def changed(payload: memoryview) -> memoryview:
+        found = bytearray(payload)
+        if len(found) == 4 * ELEMENTS:
+            found[2] ^= 0x10
+        return memoryview(found)
+
+    def lies(link: Link) -> bool:
+        loop: Any = link.loop
+        return (loop.host.name, link.node) in pairs
 
     def send(link: Link, tag: bytes, payload: memoryview) -> None:
-        loop: Any = link.loop
-        if (loop.host.name, link.node) in pairs and len(payload) == 4 * ELEMENTS:
-            changed = bytearray(payload)
-            changed[2] ^= 0x10
-            payload = memoryview(changed)
-        honest(link, tag, payload)
+        honest(link, tag, changed(payload) if lies(link) else payload)
+
+    def announce(link: Link, data: bytes) -> None:
+        announcing(link, respelt(data, changed) if lies(link) else data)
 
     monkeypatch.setattr(Link, "send_copy", send)
+    monkeypatch.setattr(Link, "send_app", announce)
 
 
 class Steps:
@@ -64,8 +74,10 @@ class Steps:
             try:
                 async with job.step() as step:
                     await asyncio.sleep(COMPUTE)
+                    # By messages, and in announcements.
+                    algorithm: Literal["exchange", "auto"] = "exchange" if step.number % 2 else "auto"
                     part = await job.group.all_reduce(
-                        np.full(ELEMENTS, step.number, np.float32), op="avg", algorithm="exchange"
+                        np.full(ELEMENTS, step.number, np.float32), op="avg", algorithm=algorithm
                     )
                     step.on_commit(lambda: total.__iadd__(1.0))
                 self.committed.append((sim.now, job.node, bool(np.all(part == step.number))))
