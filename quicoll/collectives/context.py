@@ -39,10 +39,11 @@ if TYPE_CHECKING:
     from quicoll.collectives.base import GroupView
     from quicoll.collectives.operation import Operation
     from quicoll.config import Config
+    from quicoll.engine.answers import Cancellable, Gathering, Start
     from quicoll.engine.communicator import Ended
     from quicoll.engine.engine import Engine
     from quicoll.engine.neighbourhood import Neighbourhood, Settle
-    from quicoll.engine.runtime import Cancellable, Gathering, Runtime, Start
+    from quicoll.engine.runtime import Runtime
     from quicoll.membership.view import View
 
     Numbered: TypeAlias = asyncio.Future[int] | concurrent.futures.Future[int]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from quicoll.audit.recorder import IssuedCall
 from quicoll.collectives.shards import Leaves
 from quicoll.engine.calls import Call
-from quicoll.engine.given import seal
+from quicoll.engine.given import seal_given
 from quicoll.engine.messages import MAX_NUMBER
 from quicoll.errors import LocalError
 from quicoll.numerics.buffers import reach
@@ -117,7 +117,7 @@ class Operation(Generic[T]):
         scope = self.here.scope
         divides = scope.watched and (self.divides or bool(scope.name) or self.ranks is not None)
         small = self.small_call(0) if self.announced else None
-        given = b"" if small is None else seal(small.payload)
+        given = b"" if small is None else seal_given(small.payload)
         if not scope.name:
             return Call(
                 self.name,

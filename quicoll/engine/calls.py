@@ -44,7 +44,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from quicoll.engine.differences import brief, difference
-from quicoll.engine.given import unseal
+from quicoll.engine.given import open_given
 from quicoll.engine.messages import Announce, Farewell, size_in_memory
 from quicoll.errors import Mismatch, PeerError
 from quicoll.numerics.bundle import Joined  # noqa: TC001 - compiled, a class needs it as it is made
@@ -292,7 +292,9 @@ class Calls:
             Spoiled: It is not what it was, or not of the size that the call has it.
         """
         sizes = small.sizes or ()
-        return [unseal(slot.announced[rank].given, size, rank) for rank, size in zip(slot.ranks, sizes, strict=True)]
+        return [
+            open_given(slot.announced[rank].given, size, rank) for rank, size in zip(slot.ranks, sizes, strict=True)
+        ]
 
     def differing(self, slot: Slot) -> tuple[int, ...]:
         """Return the ranks that called something else than this one, ascending."""

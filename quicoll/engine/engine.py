@@ -87,13 +87,13 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from quicoll.config import Config
+    from quicoll.engine.answers import Cancellable
     from quicoll.engine.calls import Call
     from quicoll.engine.communicator import Ended, InFlight, Watch
     from quicoll.engine.decisions import Decision
     from quicoll.engine.host import HostHere
     from quicoll.engine.messages import PeerMessage
     from quicoll.engine.neighbourhood import Neighbourhood
-    from quicoll.engine.runtime import Cancellable
     from quicoll.membership.messages import FromRelay
     from quicoll.membership.view import View
     from quicoll.observability.events import Observers

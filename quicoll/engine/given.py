@@ -11,17 +11,17 @@ import xxhash
 
 from quicoll.local.small import Spoiled
 
-__all__ = ["SEAL_BYTES", "seal", "unseal"]
+__all__ = ["SEAL_BYTES", "open_given", "seal_given"]
 
 SEAL_BYTES = 8
 
 
-def seal(data: bytes) -> bytes:
+def seal_given(data: bytes) -> bytes:
     """Return bytes with their checksum, xxh3-64."""
     return data + xxhash.xxh3_64_digest(data)
 
 
-def unseal(given: bytes, size: int, rank: int) -> bytes:
+def open_given(given: bytes, size: int, rank: int) -> bytes:
     """Return what was sealed.
 
     Args:

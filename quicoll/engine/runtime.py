@@ -30,34 +30,36 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import contextvars
-import inspect
 import logging
 import os
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Protocol, TypeAlias, TypeVar
 
+from quicoll.engine.answers import (
+    Begin,
+    CallAnswer,
+    Cancellable,
+    Gathering,
+    HeldAnswer,
+    HeldCall,
+    LoopAnswer,
+    OperationAnswer,
+    Start,
+    ThreadAnswer,
+    attend,
+    loop_here,
+    running_loop,
+)
 from quicoll.engine.looking import LookingSelector
 from quicoll.engine.share import REST_NS, REST_PART
 from quicoll.errors import LocalError
 
-__all__ = [
-    "Begin",
-    "Cancellable",
-    "Gathering",
-    "HeldAnswer",
-    "HeldInline",
-    "InlineRuntime",
-    "Runtime",
-    "Start",
-    "ThreadRuntime",
-    "attend",
-]
+__all__ = ["Runtime", "ThreadRuntime"]
 
 log = logging.getLogger("quicoll")
 
@@ -66,26 +68,6 @@ T = TypeVar("T")
 _ASK_S = 1.0
 _BLOCKED = 30
 _END_S = 10.0  # for the thread to end, and for what still runs in it to be cancelled
-
-
-class Cancellable(Protocol):
-    """What has been begun."""
-
-    def cancel(self) -> object: ...
-
-
-class Gathering(Protocol):
-    """What sends for operations that begin together: `gather` before the first, `send_gathered` after the last."""
-
-    def gather(self) -> None: ...
-    def send_gathered(self) -> None: ...
-
-
-Begin: TypeAlias = Callable[[Callable[[T | None, BaseException | None], None]], Cancellable | None]
-"""Begins something on the engine's loop. It is given what to call at its end, with the result or with the error."""
-
-Start: TypeAlias = Begin[int]
-"""Begins an operation, whose result is its number."""
 
 
 class Runtime(Protocol):
@@ -101,7 +83,7 @@ class Runtime(Protocol):
         timeout: float | None,
         attended: Callable[[float | None], None] | None = None,
     ) -> bool: ...
-    def hold(self, begun: Cancellable, *, in_loop: bool) -> HeldAnswer | HeldInline: ...
+    def hold(self, begun: Cancellable, *, in_loop: bool) -> HeldCall: ...
     def let_go(self, answer: Any) -> bool: ...
     async def aclose(self) -> None: ...
 
@@ -132,11 +114,13 @@ class ThreadRuntime:
             self.loop = loop_factory()
         self._pid = os.getpid()
         self.ask_s = ask_s
-        self._settled: deque[tuple[_Answer, Any, BaseException | None]] = deque()  # in this turn of the engine's loop
+        self._settled: deque[tuple[CallAnswer, Any, BaseException | None]] = (
+            deque()
+        )  # in this turn of the engine's loop
         self._lock = threading.Lock()  # of the five below, so that no call comes between the last look and the end
         self._closed = self._stopping = False
-        self._calls: dict[_Answer, None] = {}
-        self._queue: deque[tuple[_Answer | None, _Begin, Gathering | None]] = deque()  # called, and not begun
+        self._calls: dict[CallAnswer, None] = {}
+        self._queue: deque[tuple[CallAnswer | None, _Begin, Gathering | None]] = deque()  # called, and not begun
         self._asked = False  # whether the thread has been asked to begin what is queued, and has not yet looked
         self._watching: asyncio.AbstractEventLoop | None = None  # the caller's loop on which the questions are asked
         self._ended: concurrent.futures.Future[None] = concurrent.futures.Future()
@@ -178,7 +162,7 @@ class ThreadRuntime:
     def call(self, work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
         """Run `work` on the engine's loop, for a caller on an event loop."""
         try:
-            answer: _LoopAnswer[T] = _LoopAnswer(loop=_running_loop())
+            answer: LoopAnswer[T] = LoopAnswer(loop=running_loop())
             answer.runtime = self
             self._cross(answer, partial(self._run_task, work), None)
         except LocalError:
@@ -189,13 +173,13 @@ class ThreadRuntime:
 
     def begin(self, start: Begin[T], sender: Gathering) -> asyncio.Future[T]:
         """Begin an operation on the engine's loop, for a caller on an event loop."""
-        answer: _OperationAnswer[T] = self._operation_answer()
+        answer: OperationAnswer[T] = self._operation_answer()
         self._cross(answer, start, sender)
         self._watch(answer.get_loop())
         return answer
 
-    def _operation_answer(self) -> _OperationAnswer[Any]:
-        answer: _OperationAnswer[Any] = _OperationAnswer(loop=_running_loop())
+    def _operation_answer(self) -> OperationAnswer[Any]:
+        answer: OperationAnswer[Any] = OperationAnswer(loop=running_loop())
         answer.runtime = self
         return answer
 
@@ -205,11 +189,11 @@ class ThreadRuntime:
 
     def submit(self, start: Start, sender: Gathering) -> concurrent.futures.Future[int]:
         """Begin an operation, for any thread but the engine's. `wait` for what this gives: that has an end."""
-        answer: _ThreadAnswer[int] = _ThreadAnswer(self)
+        answer: ThreadAnswer[int] = ThreadAnswer(self)
         self._cross(answer, start, sender)
         return answer
 
-    def _cross(self, answer: _Answer | None, start: _Begin, sender: Gathering | None) -> None:
+    def _cross(self, answer: CallAnswer | None, start: _Begin, sender: Gathering | None) -> None:
         refused = self._refusal()
         if not refused:
             try:
@@ -262,8 +246,8 @@ class ThreadRuntime:
         Raises:
             LocalError: The engine is closed, or this thread may not call.
         """
-        future: _OperationAnswer[int] | _ThreadAnswer[int]
-        future = self._operation_answer() if in_loop else _ThreadAnswer(self)
+        future: OperationAnswer[int] | ThreadAnswer[int]
+        future = self._operation_answer() if in_loop else ThreadAnswer(self)
         refused = self._refusal()
         if not refused:
             future.begun = begun
@@ -273,11 +257,11 @@ class ThreadRuntime:
                     self._calls[future] = None
         if refused:
             raise LocalError(refused)
-        if not isinstance(future, _ThreadAnswer):
+        if not isinstance(future, ThreadAnswer):
             self._watch(future.get_loop())
         return HeldAnswer(self, future)
 
-    def let_go(self, answer: _Answer) -> bool:
+    def let_go(self, answer: CallAnswer) -> bool:
         """An answer is there, on any thread. Return whether nobody has given one before."""
         with self._lock:
             if answer not in self._calls:
@@ -298,7 +282,7 @@ class ThreadRuntime:
         attended: waits for the answer in a way of its own first, for a while; given the seconds that are left.
         """
         refused = self._refusal()
-        if not refused and _loop_here() is not None:
+        if not refused and loop_here() is not None:
             refused = "an event loop is running on this thread: there nothing may block"
         if refused:
             raise LocalError(refused)
@@ -344,7 +328,7 @@ class ThreadRuntime:
         for each in senders:
             each.send_gathered()
 
-    def _begin(self, answer: _Answer | None, start: _Begin) -> None:
+    def _begin(self, answer: CallAnswer | None, start: _Begin) -> None:
         if answer is None:
             try:
                 start(None)
@@ -368,7 +352,7 @@ class ThreadRuntime:
         task.add_done_callback(over)
         return task
 
-    def _over(self, answer: _Answer, value: Any, error: BaseException | None) -> None:
+    def _over(self, answer: CallAnswer, value: Any, error: BaseException | None) -> None:
         answer.begun = None
         if isinstance(error, asyncio.CancelledError):  # where not by the caller: by the end of the thread
             error = LocalError("the engine is closed", usable=False)
@@ -395,12 +379,12 @@ class ThreadRuntime:
                 self.loop.call_exception_handler({"message": "an answer was not taken", "exception": raised})
         return True
 
-    def withdraw(self, answer: _Answer) -> None:
+    def withdraw(self, answer: CallAnswer) -> None:
         """Nobody waits for an answer any more: what was called is cancelled, after its first step."""
         with contextlib.suppress(RuntimeError):  # the loop has been closed: nothing of it runs any more
             self.loop.call_soon_threadsafe(self._cancel, answer)
 
-    def _cancel(self, answer: _Answer) -> None:
+    def _cancel(self, answer: CallAnswer) -> None:
         self._begin_queued()  # a signal may have kept the caller from asking for it
         if answer.begun is not None:
             self.loop.call_soon(answer.begun.cancel)  # a task that was made in this turn takes its first step before
@@ -457,32 +441,6 @@ class ThreadRuntime:
         self._thread.join()
 
 
-def attend(answer: Any, *, ends: bool = False) -> None:
-    """Say that this thread waits for a call, in a way of its own perhaps, so that the engine does not rest meanwhile.
-
-    Args:
-        answer: A future of a ThreadRuntime's, for a thread without an event loop; of others it is known.
-        ends: The wait is over.
-    """
-    if isinstance(answer, _ThreadAnswer):
-        answer.attend(ends=ends)
-
-
-def _running_loop() -> asyncio.AbstractEventLoop:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        raise LocalError("no event loop is running here; use quicoll.blocking in synchronous code") from None
-
-
-def _loop_here() -> asyncio.AbstractEventLoop | None:
-    """Return the event loop that this thread is inside of."""
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
-
-
 class _Signs:
     """One caller's questions for a sign of life of a runtime's thread, one after the other."""
 
@@ -508,279 +466,3 @@ class _Signs:
 
 
 _Begin: TypeAlias = Callable[[Any], Any]  # as `Begin`; what is posted is given None
-
-
-class _Answer(Protocol):
-    """The future of a call. begun: what was called, from its first step to its end, for the engine's thread alone.
-    awaited: whether somebody waits for it; asked from any thread."""
-
-    begun: Cancellable | None
-
-    @property
-    def awaited(self) -> bool: ...
-    def cancel(self) -> bool: ...
-    def settle(self, value: Any, error: BaseException | None) -> None: ...
-
-
-class _LoopAnswer(asyncio.Future[T]):
-    """On the caller's loop. One crossing brings the end there, and who waits goes on in that same turn of the loop.
-
-    A future of asyncio's would call back in the turn after it. Here nobody is in the middle of anything when the end
-    comes: it is the loop that calls. A caller that cancels is in the middle of something; so then it is the next turn.
-
-    runtime: which withdraws it. (No `__init__` of its own: that took as long as making the future.)
-    """
-
-    runtime: ThreadRuntime
-    begun: Cancellable | None = None
-    _heard: Sequence[tuple[Callable[[Any], object], contextvars.Context]] = ()
-
-    @property
-    def awaited(self) -> bool:
-        return bool(self._heard)
-
-    def add_done_callback(
-        self, callback: Callable[[Any], object], /, *, context: contextvars.Context | None = None
-    ) -> None:
-        if self.done():
-            super().add_done_callback(callback, context=context)
-        else:
-            self._heard = *self._heard, (callback, contextvars.copy_context() if context is None else context)
-            self.runtime.rouse()
-
-    def remove_done_callback(self, callback: Callable[[Any], object], /) -> int:
-        before, self._heard = self._heard, [each for each in self._heard if each[0] != callback]
-        return len(before) - len(self._heard) + super().remove_done_callback(callback)
-
-    def cancel(self, msg: Any | None = None) -> bool:
-        if not super().cancel(msg):
-            return False
-        heard, self._heard = self._heard, ()
-        for callback, context in heard:
-            self.get_loop().call_soon(callback, self, context=context)
-        self.runtime.withdraw(self)
-        return True
-
-    def settle(self, value: Any, error: BaseException | None) -> None:
-        with contextlib.suppress(RuntimeError):  # the caller's loop has been closed
-            self.get_loop().call_soon_threadsafe(self.settle_now, value, error)
-
-    def settle_here(self, value: Any, error: BaseException | None) -> None:
-        """Settle on the loop's own thread, in the middle of a task perhaps: others hear of it in the next turn."""
-        if self.done():
-            return
-        heard, self._heard = self._heard, ()
-        for callback, context in heard:
-            super().add_done_callback(callback, context=context)
-        self.settle_now(value, error)
-
-    def settle_now(self, value: Any, error: BaseException | None) -> None:
-        """Settle where the loop calls: who waits goes on before this returns."""
-        if self.done():
-            return
-        if error is not None:
-            self.set_exception(error)
-        else:
-            self.set_result(value)
-        heard, self._heard = self._heard, ()
-        for callback, context in heard:
-            try:
-                context.run(callback, self)
-            except Exception as raised:  # of one callback, which is no affair of the next
-                about = {"message": f"{callback!r} raised", "exception": raised, "future": self}
-                self.get_loop().call_exception_handler(about)
-
-
-class _OperationAnswer(_LoopAnswer[T]):
-    """Of what breaks the view where it fails, so that nobody need ever look at it: the next operation raises it."""
-
-    def settle_now(self, value: Any, error: BaseException | None) -> None:
-        super().settle_now(value, error)
-        if error is not None and not self.cancelled():
-            self.exception()  # looked at, so that asyncio does not report it
-
-
-class _ThreadAnswer(concurrent.futures.Future[T]):
-    """For a thread without a loop."""
-
-    def __init__(self, runtime: ThreadRuntime) -> None:
-        super().__init__()
-        self._runtime = runtime
-        self.begun: Cancellable | None = None
-        self._waits = 0
-
-    @property
-    def awaited(self) -> bool:
-        return self._waits > 0
-
-    def attend(self, *, ends: bool) -> None:
-        with self._condition:
-            self._waits += -1 if ends else 1
-        if not ends:
-            self._runtime.rouse()
-
-    def cancel(self) -> bool:
-        if not super().cancel():
-            return False
-        self._runtime.withdraw(self)
-        return True
-
-    def settle(self, value: Any, error: BaseException | None) -> None:
-        if not self.running() and not self.set_running_or_notify_cancel():  # running: one before was interrupted
-            return
-        if error is not None:
-            self.set_exception(error)
-        else:
-            self.set_result(value)
-
-
-class HeldAnswer:
-    """A future of what is not begun on the engine's loop, and how it is settled."""
-
-    __slots__ = ("_runtime", "future")
-
-    def __init__(self, runtime: ThreadRuntime, future: _LoopAnswer[int] | _ThreadAnswer[int]) -> None:
-        self._runtime = runtime
-        self.future = future
-
-    def settle(self, value: int | None, error: BaseException | None, idle: bool) -> None:
-        """Settle it, once, on any thread. idle: this is the future's own loop that calls, and no task of it runs."""
-        try:
-            if self._runtime.let_go(self.future):
-                self._give(value, error, idle)
-        except BaseException:  # of a signal handler; it interrupts the main thread alone, and never the engine's
-            with contextlib.suppress(RuntimeError):  # the loop has been closed, and all calls have ended
-                self._runtime.loop.call_soon_threadsafe(self._settle_for_another, value, error)
-            raise
-
-    def _settle_for_another(self, value: int | None, error: BaseException | None) -> None:
-        """On the engine's thread, in the place of one that was interrupted in the middle."""
-        self._runtime.let_go(self.future)
-        if not self.future.done():
-            self._give(value, error, idle=False)
-
-    def _give(self, value: int | None, error: BaseException | None, idle: bool) -> None:
-        future = self.future
-        if isinstance(error, asyncio.CancelledError):
-            error = LocalError("the engine is closed", usable=False)
-        if isinstance(future, _ThreadAnswer) or _loop_here() is not future.get_loop():
-            future.settle(value, error)
-        elif idle:
-            future.settle_now(value, error)
-        else:
-            future.settle_here(value, error)
-
-
-class _InlineAnswer(asyncio.Future[T]):
-    """Of an operation on the caller's own loop: cancelled before the caller goes on.
-
-    starting: an operation that is over at once is so from the next turn of the loop on. By then its caller may have
-    asked to be called back, and nobody goes on before that.
-    """
-
-    begun: Cancellable | None = None
-    starting = True
-
-    def cancel(self, msg: Any | None = None) -> bool:
-        if not super().cancel(msg):
-            return False
-        if self.begun is not None:
-            self.begun.cancel()
-        return True
-
-    def settle(self, value: T, error: BaseException | None) -> None:
-        if self.done():
-            return
-        if self.starting:
-            self.get_loop().call_soon(self.settle, value, error)
-            return
-        if isinstance(error, asyncio.CancelledError):
-            super().cancel()
-        elif error is not None:
-            self.set_exception(error)
-            self.exception()  # as of an _OperationAnswer
-        else:
-            self.set_result(value)
-
-
-class HeldInline:
-    """As `HeldAnswer`, where the engine is on its caller's loop."""
-
-    __slots__ = ("_loop", "future")
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, begun: Cancellable) -> None:
-        """Make a future; `begun` is cancelled with it."""
-        self._loop = loop
-        self.future: _InlineAnswer[int] = _InlineAnswer(loop=loop)
-        self.future.begun = begun
-        self.future.starting = False
-
-    def settle(self, value: int | None, error: BaseException | None, idle: bool) -> None:
-        """Settle it, once, on its loop. What the caller is in the middle of goes on before, unless it is idle."""
-        if idle:
-            self.future.settle(value or 0, error)
-        else:
-            self._loop.call_soon(self.future.settle, value or 0, error)
-
-
-class _Begun(asyncio.Task[T]):
-    """A task that has taken its first step before it can be cancelled, as those of another thread have.
-
-    What a call does in its first step makes its place among the others: the number of an operation, for one. A call
-    that was cancelled before would leave no trace, and this rank's next operation would meet the one that the others
-    have called before.
-    """
-
-    def cancel(self, msg: Any | None = None) -> bool:
-        work = self.get_coro()
-        if inspect.iscoroutine(work) and inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
-            self.get_loop().call_soon(super().cancel, msg)
-            return True
-        return super().cancel(msg)
-
-
-class InlineRuntime:
-    """The caller's own loop: no thread, no copy of time. For virtual clocks and tests."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.get_running_loop()
-
-    def call(self, work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
-        factory = self.loop.get_task_factory()
-        self.loop.set_task_factory(lambda loop, work, **settings: _Begun(work, loop=loop, **settings))
-        try:
-            return self.loop.create_task(work)  # by the loop, which may keep a list of its tasks
-        finally:
-            self.loop.set_task_factory(factory)
-
-    def begin(self, start: Begin[T], sender: Gathering) -> asyncio.Future[T]:
-        answer: _InlineAnswer[Any] = _InlineAnswer(loop=self.loop)
-        answer.begun = start(answer.settle)
-        answer.starting = False
-        return answer
-
-    def post(self, work: Callable[[], None]) -> None:
-        work()
-
-    def submit(self, start: Start, sender: Gathering) -> concurrent.futures.Future[int]:
-        raise LocalError("the engine shares the loop of its caller: there is no thread to wait for")
-
-    def wait(
-        self,
-        answer: concurrent.futures.Future[Any],
-        timeout: float | None,
-        attended: Callable[[float | None], None] | None = None,
-    ) -> bool:
-        raise LocalError("the engine shares the loop of its caller: there is no thread to wait for")
-
-    def hold(self, begun: Cancellable, *, in_loop: bool) -> HeldInline:
-        """As a runtime with a thread has it, for a caller on its loop."""
-        if not in_loop:
-            raise LocalError("the engine shares the loop of its caller: there is no thread to wait for")
-        return HeldInline(self.loop, begun)
-
-    def let_go(self, answer: Any) -> bool:
-        return False
-
-    async def aclose(self) -> None:
-        return None

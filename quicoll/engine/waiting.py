@@ -19,8 +19,8 @@ from quicoll.errors import LocalError, Partitioned, PeerError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from quicoll.engine.answers import Cancellable
     from quicoll.engine.decisions import Decision
-    from quicoll.engine.runtime import Cancellable
     from quicoll.membership.member.actions import Dismissal, FreeToLeave, JobOver
     from quicoll.membership.view import View
 

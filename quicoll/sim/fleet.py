@@ -37,7 +37,7 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from quicoll.config import Config
-from quicoll.engine.runtime import InlineRuntime
+from quicoll.engine.inline import InlineRuntime
 from quicoll.engine.start import start_with
 from quicoll.errors import (
     AuditError,

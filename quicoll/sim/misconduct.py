@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from quicoll.engine.given import SEAL_BYTES, seal
+from quicoll.engine.given import SEAL_BYTES, seal_given
 from quicoll.engine.messages import Announce, decode_message, encode_message
 from quicoll.errors import PeerError
 from quicoll.state.tree import flatten, rebuild
@@ -103,7 +103,7 @@ def respelt(data: bytes, change: Callable[[memoryview], memoryview]) -> bytes:
     if not isinstance(message, Announce) or len(message.given) <= SEAL_BYTES:
         return data
     given = memoryview(message.given)[:-SEAL_BYTES]
-    return encode_message(msgspec.structs.replace(message, given=seal(bytes(change(given)))))
+    return encode_message(msgspec.structs.replace(message, given=seal_given(bytes(change(given)))))
 
 
 def raise_alarm(engine: Engine, view_id: int, loop: HostLoop) -> None:

@@ -112,9 +112,10 @@ from quicoll.stop import StopRequest
 if TYPE_CHECKING:
     from quicoll.collectives.context import CallContext
     from quicoll.collectives.group import Group
+    from quicoll.engine.answers import Begin
     from quicoll.engine.decisions import Decision
     from quicoll.engine.engine import Engine
-    from quicoll.engine.runtime import Begin, Runtime
+    from quicoll.engine.runtime import Runtime
     from quicoll.membership.view import View
     from quicoll.state.rank_state import RankState
     from quicoll.state.synchronisation import StateCheck, ViewState

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch._C._distributed_c10d import Work
 
-from quicoll.engine.runtime import attend
+from quicoll.engine.answers import attend
 from quicoll.errors import LocalError, QuicollError
 from quicoll.torch_backend.failures import CLOSED, add_words, for_torch, milliseconds, refused
 from quicoll.torch_backend.pool import run_aside

@@ -29,8 +29,8 @@ from quicoll.numerics.buffers import IN_PLACE_BYTES
 
 if TYPE_CHECKING:
     from quicoll.collectives.operation import Operation
+    from quicoll.engine.answers import Start
     from quicoll.engine.calls import Call
-    from quicoll.engine.runtime import Start
 
 
 class Engine:

@@ -21,7 +21,7 @@ from quicoll.collectives.shards import Leaves, Shards
 from quicoll.collectives.split import Split
 from quicoll.collectives.subgroups import MAX_COLOR, MAX_KEY, STATE, WORLD, Scope
 from quicoll.engine.calls import Known, Work
-from quicoll.engine.given import unseal
+from quicoll.engine.given import open_given
 from quicoll.errors import LocalError, PeerError
 from quicoll.numerics.canonical_order import leaves_of
 from quicoll.plan.network import NetworkModel
@@ -121,7 +121,7 @@ def run(operations: Sequence[Operation[Any]]) -> list[Any]:
         for call in calls:
             assert call.small is not None
             assert call.small.sizes is not None
-            given = [unseal(each.given, size, 0) for each, size in zip(calls, call.small.sizes, strict=True)]
+            given = [open_given(each.given, size, 0) for each, size in zip(calls, call.small.sizes, strict=True)]
             call.small.combine(given, ())
         return [operation.result() for operation in operations]
     wires = Wires()

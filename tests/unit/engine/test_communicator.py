@@ -14,7 +14,7 @@ from fake_links import FakeLink, FakeTransfer, nothing_copied
 
 from quicoll.engine.calls import Call, Known, Work
 from quicoll.engine.communicator import Communicator, view_prefix
-from quicoll.engine.given import seal
+from quicoll.engine.given import seal_given
 from quicoll.engine.messages import Announce, Farewell, decode_message
 from quicoll.errors import Corrupted, LocalError, Mismatch, Partitioned, PeerError, QuicollError
 from quicoll.local.small import SmallCall
@@ -227,17 +227,17 @@ def announced(seen: list[list[bytes]], given: bytes = b"mine", sizes: tuple[int,
         raise AssertionError("it fits")
 
     small = SmallCall(0, "sum", lambda: given, len(given), taken, never, sizes=sizes)
-    return Call("all_reduce", "sum", never, small=small, given=seal(given))
+    return Call("all_reduce", "sum", never, small=small, given=seal_given(given))
 
 
 def test_what_ranks_give_in_their_announcements_is_used_when_all_have_called(bench: Bench) -> None:
     seen: list[list[bytes]] = []
     task = bench.run(announced(seen))
-    assert bench.messages(1) == [Announce(VIEW_ID, 0, 0, "sum", given=seal(b"mine"))]
-    bench.hear(2, signature="sum", given=seal(b"last"))
+    assert bench.messages(1) == [Announce(VIEW_ID, 0, 0, "sum", given=seal_given(b"mine"))]
+    bench.hear(2, signature="sum", given=seal_given(b"last"))
     assert not task.done()
     assert seen == []
-    bench.hear(1, signature="sum", given=seal(b"next"))
+    bench.hear(1, signature="sum", given=seal_given(b"next"))
     assert task.result() == 0
     assert seen == [[b"mine", b"next", b"last"]]
     assert (bench.log, bench.called, bench.communicator.running) == ([], ["all_reduce#0"], 0)
@@ -246,8 +246,8 @@ def test_what_ranks_give_in_their_announcements_is_used_when_all_have_called(ben
 def test_calls_are_compared_before_anything_of_an_announcement_is_used(bench: Bench) -> None:
     seen: list[list[bytes]] = []
     task = bench.run(announced(seen))
-    bench.hear(1, signature="sum", given=seal(b"next"))
-    bench.hear(2, signature="max", given=seal(b"last"))
+    bench.hear(1, signature="sum", given=seal_given(b"next"))
+    bench.hear(2, signature="max", given=seal_given(b"last"))
     bench.end(Mismatch("they differ"))
     assert isinstance(error_of(task), Mismatch)
     assert (seen, bench.failed[0][1]) == ([], (2,))
@@ -256,9 +256,9 @@ def test_calls_are_compared_before_anything_of_an_announcement_is_used(bench: Be
 def test_spoiled_bits_of_an_announcement_are_of_its_sender_and_nothing_of_it_is_used(bench: Bench) -> None:
     seen: list[list[bytes]] = []
     task = bench.run(announced(seen))
-    given = bytearray(seal(b"next"))
+    given = bytearray(seal_given(b"next"))
     given[1] ^= 16
-    bench.hear(2, signature="sum", given=seal(b"last"))
+    bench.hear(2, signature="sum", given=seal_given(b"last"))
     bench.hear(1, signature="sum", given=bytes(given))
     error, ranks = bench.failed[0]
     assert isinstance(error, Corrupted)
@@ -272,8 +272,8 @@ def test_spoiled_bits_of_an_announcement_are_of_its_sender_and_nothing_of_it_is_
 def test_who_gives_another_size_than_its_call_breaks_the_rules_and_not_its_memory(bench: Bench) -> None:
     seen: list[list[bytes]] = []
     task = bench.run(announced(seen))
-    bench.hear(1, signature="sum", given=seal(b"next"))
-    bench.hear(2, signature="sum", given=seal(b"longer"))
+    bench.hear(1, signature="sum", given=seal_given(b"next"))
+    bench.hear(2, signature="sum", given=seal_given(b"longer"))
     error, ranks = bench.failed[0]
     assert type(error) is PeerError
     assert (error.rank, error.node, ranks) == (2, "c", ())

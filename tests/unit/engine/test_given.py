@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import pytest
 
-from quicoll.engine.given import SEAL_BYTES, seal, unseal
+from quicoll.engine.given import SEAL_BYTES, open_given, seal_given
 from quicoll.local.small import Spoiled
 
 
 @pytest.mark.parametrize("data", [b"", b"x", bytes(range(256)) * 4])
 def test_what_is_sealed_comes_out_as_it_was(data: bytes) -> None:
-    assert len(seal(data)) == len(data) + SEAL_BYTES
-    assert unseal(seal(data), len(data), 1) == data
+    assert len(seal_given(data)) == len(data) + SEAL_BYTES
+    assert open_given(seal_given(data), len(data), 1) == data
 
 
 @pytest.mark.parametrize("bit", [0, 31, 32, 95])
 def test_a_flipped_bit_is_found_wherever_it_is(bit: int) -> None:
-    given = bytearray(seal(b"four"))
+    given = bytearray(seal_given(b"four"))
     given[bit // 8] ^= 1 << bit % 8
     with pytest.raises(Spoiled, match="differs from its checksum") as raised:
-        unseal(bytes(given), 4, 3)
+        open_given(bytes(given), 4, 3)
     assert (raised.value.rank, raised.value.bits) == (3, True)
 
 
-@pytest.mark.parametrize("given", [b"", seal(b"thre"), seal(b"five!"), b"short"])
+@pytest.mark.parametrize("given", [b"", seal_given(b"thre"), seal_given(b"five!"), b"short"])
 def test_another_size_than_the_calls_is_not_taken_for_spoiled_bits(given: bytes) -> None:
-    size = 5 if given == seal(b"thre") else 4
+    size = 5 if given == seal_given(b"thre") else 4
     with pytest.raises(Spoiled, match="where") as raised:
-        unseal(given, size, 2)
+        open_given(given, size, 2)
     assert (raised.value.rank, raised.value.bits) == (2, False)

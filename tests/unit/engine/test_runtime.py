@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from quicoll.engine.runtime import InlineRuntime, Start, ThreadRuntime, attend
+from quicoll.engine.answers import Start, attend
+from quicoll.engine.inline import InlineRuntime
+from quicoll.engine.runtime import ThreadRuntime
 from quicoll.errors import LocalError
 
 

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from quicoll.engine.runtime import InlineRuntime
+from quicoll.engine.inline import InlineRuntime
 from quicoll.errors import LocalError, PeerError, PiecesMissing
 from quicoll.membership.view import Member, View
 from quicoll.tiers.pieces import Horizon, packed

@@ -1,0 +1,262 @@
+"""Futures of what is called on the engine: for a caller on an event loop, and for a thread without one.
+
+An answer is given on the engine's thread, at the end of a turn of its loop, and taken on its caller's: `settle` brings
+it there, and who waits goes on in the turn of his loop in which it comes. What is begun elsewhere than on the engine,
+by its own caller, has an answer that is settled on any thread (`HeldAnswer`). quicoll.engine.runtime says what ends
+each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import contextvars
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+from quicoll.errors import LocalError
+
+__all__ = [
+    "Begin",
+    "CallAnswer",
+    "Cancellable",
+    "Gathering",
+    "HeldAnswer",
+    "HeldCall",
+    "Home",
+    "LoopAnswer",
+    "OperationAnswer",
+    "Start",
+    "ThreadAnswer",
+    "attend",
+    "loop_here",
+    "running_loop",
+]
+
+T = TypeVar("T")
+
+
+class Cancellable(Protocol):
+    """What has been begun."""
+
+    def cancel(self) -> object: ...
+
+
+class Gathering(Protocol):
+    """What sends for operations that begin together: `gather` before the first, `send_gathered` after the last."""
+
+    def gather(self) -> None: ...
+    def send_gathered(self) -> None: ...
+
+
+Begin: TypeAlias = Callable[[Callable[[T | None, BaseException | None], None]], Cancellable | None]
+"""Begins something on the engine's loop. It is given what to call at its end, with the result or with the error."""
+
+Start: TypeAlias = Begin[int]
+"""Begins an operation, whose result is its number."""
+
+
+class CallAnswer(Protocol):
+    """The future of a call. begun: what was called, from its first step to its end, for the engine's thread alone.
+    awaited: whether somebody waits for it; asked from any thread."""
+
+    begun: Cancellable | None
+
+    @property
+    def awaited(self) -> bool: ...
+    def cancel(self) -> bool: ...
+    def settle(self, value: Any, error: BaseException | None) -> None: ...
+
+
+class Home(Protocol):
+    """What answers belong to: the runtime that gives them."""
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop: ...
+    def rouse(self) -> None: ...
+    def withdraw(self, answer: CallAnswer, /) -> None: ...
+    def let_go(self, answer: CallAnswer, /) -> bool: ...
+
+
+class HeldCall(Protocol):
+    """How what is not begun on the engine's loop is answered. future: its caller's."""
+
+    @property
+    def future(self) -> Any: ...
+    def settle(self, value: int | None, error: BaseException | None, idle: bool) -> None: ...
+
+
+class LoopAnswer(asyncio.Future[T]):
+    """On the caller's loop. One crossing brings the end there, and who waits goes on in that same turn of the loop.
+
+    A future of asyncio's would call back in the turn after it. Here nobody is in the middle of anything when the end
+    comes: it is the loop that calls. A caller that cancels is in the middle of something; so then it is the next turn.
+
+    runtime: which withdraws it. (No `__init__` of its own: that took as long as making the future.)
+    """
+
+    runtime: Home
+    begun: Cancellable | None = None
+    _heard: Sequence[tuple[Callable[[Any], object], contextvars.Context]] = ()
+
+    @property
+    def awaited(self) -> bool:
+        return bool(self._heard)
+
+    def add_done_callback(
+        self, callback: Callable[[Any], object], /, *, context: contextvars.Context | None = None
+    ) -> None:
+        if self.done():
+            super().add_done_callback(callback, context=context)
+        else:
+            self._heard = *self._heard, (callback, contextvars.copy_context() if context is None else context)
+            self.runtime.rouse()
+
+    def remove_done_callback(self, callback: Callable[[Any], object], /) -> int:
+        before, self._heard = self._heard, [each for each in self._heard if each[0] != callback]
+        return len(before) - len(self._heard) + super().remove_done_callback(callback)
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        if not super().cancel(msg):
+            return False
+        heard, self._heard = self._heard, ()
+        for callback, context in heard:
+            self.get_loop().call_soon(callback, self, context=context)
+        self.runtime.withdraw(self)
+        return True
+
+    def settle(self, value: Any, error: BaseException | None) -> None:
+        with contextlib.suppress(RuntimeError):  # the caller's loop has been closed
+            self.get_loop().call_soon_threadsafe(self.settle_now, value, error)
+
+    def settle_here(self, value: Any, error: BaseException | None) -> None:
+        """Settle on the loop's own thread, in the middle of a task perhaps: others hear of it in the next turn."""
+        if self.done():
+            return
+        heard, self._heard = self._heard, ()
+        for callback, context in heard:
+            super().add_done_callback(callback, context=context)
+        self.settle_now(value, error)
+
+    def settle_now(self, value: Any, error: BaseException | None) -> None:
+        """Settle where the loop calls: who waits goes on before this returns."""
+        if self.done():
+            return
+        if error is not None:
+            self.set_exception(error)
+        else:
+            self.set_result(value)
+        heard, self._heard = self._heard, ()
+        for callback, context in heard:
+            try:
+                context.run(callback, self)
+            except Exception as raised:  # of one callback, which is no affair of the next
+                about = {"message": f"{callback!r} raised", "exception": raised, "future": self}
+                self.get_loop().call_exception_handler(about)
+
+
+class OperationAnswer(LoopAnswer[T]):
+    """Of what breaks the view where it fails, so that nobody need ever look at it: the next operation raises it."""
+
+    def settle_now(self, value: Any, error: BaseException | None) -> None:
+        super().settle_now(value, error)
+        if error is not None and not self.cancelled():
+            self.exception()  # looked at, so that asyncio does not report it
+
+
+class ThreadAnswer(concurrent.futures.Future[T]):
+    """For a thread without a loop."""
+
+    def __init__(self, runtime: Home) -> None:
+        super().__init__()
+        self._runtime = runtime
+        self.begun: Cancellable | None = None
+        self._waits = 0
+
+    @property
+    def awaited(self) -> bool:
+        return self._waits > 0
+
+    def attend(self, *, ends: bool) -> None:
+        with self._condition:
+            self._waits += -1 if ends else 1
+        if not ends:
+            self._runtime.rouse()
+
+    def cancel(self) -> bool:
+        if not super().cancel():
+            return False
+        self._runtime.withdraw(self)
+        return True
+
+    def settle(self, value: Any, error: BaseException | None) -> None:
+        if not self.running() and not self.set_running_or_notify_cancel():  # running: one before was interrupted
+            return
+        if error is not None:
+            self.set_exception(error)
+        else:
+            self.set_result(value)
+
+
+class HeldAnswer:
+    """A future of what is not begun on the engine's loop, and how it is settled."""
+
+    __slots__ = ("_runtime", "future")
+
+    def __init__(self, runtime: Home, future: LoopAnswer[int] | ThreadAnswer[int]) -> None:
+        self._runtime = runtime
+        self.future = future
+
+    def settle(self, value: int | None, error: BaseException | None, idle: bool) -> None:
+        """Settle it, once, on any thread. idle: this is the future's own loop that calls, and no task of it runs."""
+        try:
+            if self._runtime.let_go(self.future):
+                self._give(value, error, idle)
+        except BaseException:  # of a signal handler; it interrupts the main thread alone, and never the engine's
+            with contextlib.suppress(RuntimeError):  # the loop has been closed, and all calls have ended
+                self._runtime.loop.call_soon_threadsafe(self._settle_for_another, value, error)
+            raise
+
+    def _settle_for_another(self, value: int | None, error: BaseException | None) -> None:
+        """On the engine's thread, in the place of one that was interrupted in the middle."""
+        self._runtime.let_go(self.future)
+        if not self.future.done():
+            self._give(value, error, idle=False)
+
+    def _give(self, value: int | None, error: BaseException | None, idle: bool) -> None:
+        future = self.future
+        if isinstance(error, asyncio.CancelledError):
+            error = LocalError("the engine is closed", usable=False)
+        if isinstance(future, ThreadAnswer) or loop_here() is not future.get_loop():
+            future.settle(value, error)
+        elif idle:
+            future.settle_now(value, error)
+        else:
+            future.settle_here(value, error)
+
+
+def attend(answer: Any, *, ends: bool = False) -> None:
+    """Say that this thread waits for a call, in a way of its own perhaps, so that the engine does not rest meanwhile.
+
+    Args:
+        answer: A future of a Home's, for a thread without an event loop; of others it is known.
+        ends: The wait is over.
+    """
+    if isinstance(answer, ThreadAnswer):
+        answer.attend(ends=ends)
+
+
+def running_loop() -> asyncio.AbstractEventLoop:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        raise LocalError("no event loop is running here; use quicoll.blocking in synchronous code") from None
+
+
+def loop_here() -> asyncio.AbstractEventLoop | None:
+    """Return the event loop that this thread is inside of."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
