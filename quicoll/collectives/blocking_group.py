@@ -144,6 +144,7 @@ class Group:
         precision: Precision = "default",
         exact: bool = False,
         wire: WireFormat | None = None,
+        residual: TensorsT | Leaves[TensorsT] | None = None,
         timeout: float | None = None,
         async_op: Literal[False] = False,
     ) -> TensorsT: ...
@@ -160,6 +161,7 @@ class Group:
         precision: Precision = "default",
         exact: bool = False,
         wire: WireFormat | None = None,
+        residual: TensorsT | Leaves[TensorsT] | None = None,
         timeout: float | None = None,
         async_op: Literal[True],
     ) -> BlockingHandle[TensorsT]: ...

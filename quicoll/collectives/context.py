@@ -7,6 +7,17 @@ the first check of an operation to its place in the engine's queue: threads that
 after the other. In which order is for the program to settle, the same on every rank.
 
 Results are digested for the vote and the audit, and handed over, on a caller's thread and never on the engine's.
+
+Residuals (quicoll.numerics.feedback) are state that an operation writes, so they follow the rules of state:
+
+    issued outside a step   written when the result is taken
+    issued in a step        written when the step is committed, among the callbacks of `Step.on_commit`, at the place of
+                            the call. A step is committed only where all its operations have succeeded, so none that
+                            has failed is written. An aborted step writes none
+    not taken, failed       not written
+
+From the call until then nothing else may write a residual, or use it as one, or write the memory of an operation under
+way as one: `_separate` refuses it, by what the program has awaited.
 """
 
 from __future__ import annotations
@@ -26,6 +37,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast
 import xxhash
 
 from quicoll.checks import seconds
+from quicoll.collectives.operation import flattened
 from quicoll.collectives.subgroups import is_derived
 from quicoll.engine.neighbourhood import NearCall
 from quicoll.errors import LocalError, PeerError, QuicollError
@@ -44,6 +56,7 @@ if TYPE_CHECKING:
     from quicoll.engine.neighbourhood import Neighbourhood, Settle
     from quicoll.engine.runtime import Cancellable, Gathering, Runtime, Start
     from quicoll.membership.view import View
+    from quicoll.numerics.feedback import ErrorFeedback
 
     Numbered: TypeAlias = asyncio.Future[int] | concurrent.futures.Future[int]
 
@@ -131,7 +144,10 @@ class Pending(Generic[T]):
                 if self._result is _NOTHING:
                     self.settle()
                     self._context.forget(self._number)
-                    self._result = self.operation.result()
+                    result = self.operation.result()
+                    if self._step is None and self.operation.feedback is not None:
+                        self.operation.feedback.commit()
+                    self._result = result
         return self._result
 
     def cancelled(self) -> QuicollError:
@@ -172,7 +188,10 @@ class CallContext:
         self._issued: dict[int, Pending[Any]] = {}
         # Whose tensors are in use, by order of issue: until the result is taken, or nobody holds the operation.
         self._in_use: dict[int, _User] = {}
-        self._writers: dict[int, _User] = {}  # those of them that write to their `out` while they are under way
+        # Those of them that write the caller's memory while they are under way, or at their end residuals.
+        self._writers: dict[int, _User] = {}
+        self._fed_back: list[ErrorFeedback] = []  # residuals that are written when the open step is committed
+        self._at_commit: Callable[[Callable[[], None]], object] | None = None
         self._gone = _forgetting(self._in_use, self._writers)
         self._unsettled: deque[Pending[Any]] = deque()  # audited ones of threads, which no event loop settles
         self._count = 0
@@ -277,7 +296,8 @@ class CallContext:
         within = self.config.timeout if timeout is None else seconds(timeout)
         here, group = operation.here, operation.group_id
         with self.lock:
-            if self._writers or operation.in_place:
+            feedback = operation.feedback
+            if self._writers or self._fed_back or operation.in_place or feedback is not None:
                 self._separate(operation)
             step, auditor = self.step, self.auditor
             if step is not None and operation.shared and is_derived(group):
@@ -321,10 +341,13 @@ class CallContext:
                 raise
             user = self._in_use[number] = _User(operation, self._gone)
             user.number = number
-            if in_place:
+            if in_place or feedback is not None:
                 self._writers[number] = user
             if step is not None:
                 self._issued[number] = pending
+                if feedback is not None and self._at_commit is not None:
+                    self._at_commit(feedback.commit)
+                    self._fed_back.append(feedback)
         return pending
 
     def near(self, view_id: int) -> Neighbourhood | None:
@@ -390,23 +413,37 @@ class CallContext:
     # -- whose memory is whose -----------------------------------------------------------------------------------
 
     def _separate(self, operation: Operation[Any]) -> None:
-        """Keep apart what is written while it is under way: the `out` of one operation from the tensors of all others.
+        """Keep apart what is written while it is under way, the `out` of one operation and residuals, from the tensors
+        of all others.
 
         It is settled by what the program has awaited and not by what has ended meanwhile, so it is the same on every
-        rank. Raises LocalError for a tensor that an earlier operation writes.
+        rank. Raises LocalError for a tensor that an earlier operation writes, and for a residual that one is given.
         """
         using = [(number, other) for number, user in list(self._in_use.items()) if (other := user()) is not None]
         others = [(number, other) for number, other in using if not other.failed]
         writes = [other for number, other in others if number in self._writers]
-        if not (writes or operation.in_place):
+        residuals = [] if operation.feedback is None else operation.feedback.reaches()
+        if self._fed_back:
+            written = [*residuals, *(reach(value) for value in flattened(operation.given[-1:]))]
+            if any(meet(written, feedback.reaches()) for feedback in self._fed_back):
+                raise LocalError(
+                    f"{operation.name} would write to a residual of step {self.step}, which is written when that is "
+                    "committed: use a residual once in a step"
+                )
+        if not (writes or operation.in_place or residuals):
             return
         mine = operation.reaches()
         for other in writes:
-            if meet(mine, [reach(other.given[-1])]):
+            if meet(mine, other.written()):
                 raise LocalError(
                     f"{operation.name} is given memory that an {other.name} under way writes its result to: "
                     "await that one first, or give it another out"
+                    if other.feedback is None
+                    else f"{operation.name} is given memory that an {other.name} under way writes, its out or its "
+                    "residual: await that one first"
                 )
+        if any(meet(residuals, other.reaches()) for _, other in others):
+            raise LocalError("residual shares memory with what an operation under way was given: await that one first")
         if operation.in_place:
             out = [reach(operation.given[-1])]
             if any(meet(out, other.reaches()) for _, other in others):
@@ -435,10 +472,17 @@ class CallContext:
         if self.step is not None:
             self._results[group, seq] = result
 
-    def open(self, step: int) -> None:
-        """A step begins: what was recorded before is not part of it."""
+    def open(self, step: int, at_commit: Callable[[Callable[[], None]], object] | None = None) -> None:
+        """A step begins: what was recorded before is not part of it.
+
+        Args:
+            step: Its number.
+            at_commit: Takes what is to run if it is committed, and only then; None: residuals are not written in it.
+        """
         with self.lock:
             self.step = step
+            self._at_commit = at_commit
+            self._release()
             self._results.clear()
             self._voted_groups.clear()
             self._issued.clear()
@@ -447,7 +491,15 @@ class CallContext:
         """The step is left: what is issued from here on is not part of it."""
         with self.lock:
             self.step = None
+            self._at_commit = None
+            self._release()
             self._issued.clear()
+
+    def _release(self) -> None:
+        """The step is left: a handle that somebody still holds keeps nobody from its residual."""
+        for feedback in self._fed_back:
+            feedback.release()
+        self._fed_back.clear()
 
     def settle(self) -> int:
         """Note the results that nobody has taken. Return how many of the step's operations have not ended."""

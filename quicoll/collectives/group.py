@@ -118,6 +118,7 @@ class Group:
         precision: Precision = "default",
         exact: bool = False,
         wire: WireFormat | None = None,
+        residual: TensorsT | Leaves[TensorsT] | None = None,
         timeout: float | None = None,
     ) -> Handle[TensorsT]:
         """Reduce tensors across the group; every rank gets the result.
@@ -156,6 +157,12 @@ class Group:
                 between is the accumulator's. Of float64 tensors, and with precision="float64", leaves are rounded to
                 bfloat16, summed in float64, and the sum is rounded to bfloat16: a float64 result has 8 bits of
                 precision. `quicoll.numerics.codecs` has the bounds of the error. Not for reduce_order="ring".
+            residual: With `wire`, what was lost of this leaf so far, to be sent along (`quicoll.numerics.feedback`):
+                x + residual is encoded, and residual becomes what that loses, or 0 where it is not finite. As x is: a
+                tensor, a list, or `Leaves` of the same shards; of x's shapes and dtype, in memory apart from x, from
+                out, and from all that an operation under way is given. Begin with zeros. It is written when the result
+                is awaited; inside a step when that is committed, as by a callback of `Step.on_commit` that was
+                registered by this call, so an aborted step leaves it as it was. Then it is used once in a step.
             timeout: Seconds for the whole operation; None takes the job's.
         Returns:
             A handle; await it for a result of x's shape and dtype, a list for a list.
@@ -172,6 +179,7 @@ class Group:
             precision=precision,
             exact=exact,
             wire=wire,
+            residual=residual,
         )
         return self._start(operation, timeout)
 

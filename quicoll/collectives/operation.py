@@ -5,6 +5,8 @@
     bits        on the caller's thread, after the end: the result as flat memory, for the vote and the audit
     result      on the caller's thread, after `bits`: what the caller gets
 
+Of one that is given residuals these are not written here: the context knows when (context.py, "Residuals").
+
 Who issues an operation, from which thread, and how its end is waited for, is no concern of it (see context.py).
 """
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from quicoll.local.small import SmallCall
     from quicoll.numerics.bundle import Joined
     from quicoll.numerics.dtypes import Array
+    from quicoll.numerics.feedback import ErrorFeedback
     from quicoll.numerics.overlap import Reach
 
 __all__ = ["Operation", "flattened"]
@@ -55,8 +58,9 @@ class Operation(Generic[T]):
     shared = False  # whether all ranks get the same bits
     holds = True  # whether this rank gets a result
     in_place = False  # whether the caller's `out` changes while it is under way
-    # The caller's tensors, inputs and `out`; of a list or leaves each, None where there is none.
+    # The caller's tensors, inputs and last `out`; of a list or leaves each, None where there is none.
     given: tuple[Any, ...] = ()
+    feedback: ErrorFeedback | None = None  # residuals, which are written once it has succeeded
     answer: _Answer | None = None  # from when it was issued
 
     def __init__(self, here: GroupView) -> None:
@@ -96,7 +100,13 @@ class Operation(Generic[T]):
 
     def reaches(self) -> list[Reach]:
         """Return where the memory of the caller's tensors lies."""
-        return [reach(value) for value in flattened(self.given)]
+        given = [reach(value) for value in flattened(self.given)]
+        return given if self.feedback is None else given + self.feedback.reaches()
+
+    def written(self) -> list[Reach]:
+        """Return where the caller's memory lies that is written before its result was taken, or as it is."""
+        out = [reach(self.given[-1])] if self.in_place else []
+        return out if self.feedback is None else out + self.feedback.reaches()
 
     @property
     def group_id(self) -> int:

@@ -17,8 +17,9 @@ from quicoll.local.layout import CHUNK, MAX_ITEM, SMALL_BYTES
 from quicoll.local.passages import MIN_STEP, Reduced
 from quicoll.local.small import SmallCall
 from quicoll.numerics.buffers import empty, memory
-from quicoll.numerics.bundle import Bundle, bundle, like_text, results
+from quicoll.numerics.bundle import Bundle, Joined, bundle, like_text, results
 from quicoll.numerics.canonical_order import leaves_of
+from quicoll.numerics.feedback import ErrorFeedback
 from quicoll.numerics.reduce import Precision, ReduceOp, reduce_tree
 from quicoll.plan.schedule import (
     ElementFormat,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from quicoll.engine.calls import Known
     from quicoll.local.layout import SegmentLayout
     from quicoll.local.small import Counts
-    from quicoll.numerics.bundle import Joined, Results
+    from quicoll.numerics.bundle import Results
     from quicoll.numerics.dtypes import Array
     from quicoll.plan import Plan
 
@@ -132,7 +133,8 @@ class Reduction(Operation[Any]):
             self.flats: list[Array | Joined] = [leaf.flat for leaf in self.leaves]
             self.output: Array = target.flat
         else:
-            self.flats = [form.encode(leaf) for leaf in self.leaves]
+            feedback = self.feedback
+            self.flats = [form.encode(leaf) for leaf in self.leaves] if feedback is None else [*feedback.encode()]
             self.output = empty(self.prepared.elements, self.prepared.how.dtype, self.here.recycler)
         self.decoded = form is None
 
@@ -235,7 +237,9 @@ class Reduction(Operation[Any]):
         return f"{self.name} {self.like.brief} {self.prepared.op} {self.prepared.precision}"
 
     def inputs(self) -> Sequence[tuple[int, Array | Joined]]:
-        # The tensors as they were given, whatever they travel as.
+        # The tensors as they were given, whatever they travel as; with their residuals, on which the result depends.
+        if self.feedback is not None:
+            return [(self.first + i, Joined(self.feedback.sums(i))) for i in range(len(self.leaves))]
         return [(self.first + i, leaf.flat) for i, leaf in enumerate(self.leaves)]
 
 
@@ -254,6 +258,7 @@ class AllReduce(Reduction):
         precision: Precision = "default",
         exact: bool = False,
         wire: str | None = None,
+        residual: Any = None,
     ) -> None:
         super().__init__(
             here,
@@ -268,12 +273,28 @@ class AllReduce(Reduction):
             sizes=_all_elements,
         )
         self.ring = reduce_order == "ring"
-        apart = None if out is None else flattened(x)
-        self.write_to(out, results(out, self.like, apart_from=apart, recycler=here.recycler))
+        target = results(out, self.like, apart_from=None if out is None else flattened(x), recycler=here.recycler)
+        if residual is not None:
+            self.feedback = self._feedback(residual, out)
+        self.write_to(out, target)
+
+    def _feedback(self, residual: Any, out: Any) -> ErrorFeedback:
+        """Check the residuals of this rank's leaves. Raises LocalError."""
+        form, x = self.prepared.how.form, self.x
+        if form is None:
+            raise LocalError("residual is what a wire format loses: give wire too, or leave residual out")
+        if isinstance(residual, Leaves) != isinstance(x, Leaves):
+            raise LocalError("residual has to be Leaves of the same shards where x is, and only there")
+        if isinstance(x, Leaves) and residual.shards != x.shards:
+            raise LocalError(f"residual is of shards {residual.shards.text}, x of {x.shards.text}")
+        residuals = residual.values if isinstance(x, Leaves) else (residual,)
+        apart = flattened((x, out))
+        return ErrorFeedback(residuals, self.leaves, form, apart_from=apart, recycler=self.here.recycler)
 
     def text(self) -> str:
         form = self.prepared.how.form
-        return super().text() + (" ring" if self.ring else "" if form is None else f" wire={form.codec.name}")
+        text = super().text() + (" ring" if self.ring else "" if form is None else f" wire={form.codec.name}")
+        return text if self.feedback is None else f"{text} residual"
 
     def terms(self) -> str:
         # What a ring gives is fixed by how many ranks it has.

@@ -151,6 +151,7 @@ class Destination:
         shape: Of the value.
         kind: "numpy" or "torch".
         in_place: Whether `flat` is the memory of an `out` that was passed.
+        name: What the caller calls it, for errors.
     """
 
     value: Any
@@ -160,6 +161,7 @@ class Destination:
     shape: tuple[int, ...]
     kind: ArrayKind
     in_place: bool = False
+    name: str = "out"
 
     def aside(self, recycler: Recycler | None = None) -> Destination:
         """Return one with a buffer beside the value. Raises LocalError where there is no memory for it."""
@@ -192,7 +194,7 @@ class Destination:
             else:
                 _write_tensor(self.place, result.reshape(self.shape))
         except (ValueError, TypeError, RuntimeError) as error:
-            raise LocalError(f"out was changed while the operation was under way: {error}") from error
+            raise LocalError(f"{self.name} was changed while the operation was under way: {error}") from error
         return self.value
 
 
@@ -374,6 +376,7 @@ def destination(
     *,
     apart_from: Sequence[Any] | None = None,
     recycler: Recycler | None = None,
+    name: str = "out",
 ) -> Destination:
     """Check a caller's `out` and put a buffer beside it; `commit` writes it.
 
@@ -387,6 +390,7 @@ def destination(
         apart_from: Arrays and tensors that must stay as they are. If given, an `out` of IN_PLACE_BYTES or more that
             shares no memory with them needs no buffer, where it is contiguous and on the host.
         recycler: As for `allocate`.
+        name: What the caller calls it, for errors.
     Returns:
         The destination.
     Raises:
@@ -401,29 +405,31 @@ def destination(
         known = _TORCH.get(out.dtype) if type(out) is _torch().Tensor and out.is_cpu else None
         dtype = _torch_dtype(out) if known is None or out.layout is not _torch().strided else known[0]
         if _recorded(out):
-            raise LocalError("out requires grad; pass out.detach(), or make the call under torch.no_grad()")
+            raise LocalError(f"{name} requires grad; pass {name}.detach(), or make the call under torch.no_grad()")
         place, writable, contiguous = out, True, out.is_contiguous()
     else:
         place = _as_array(out)
         if place is None:
-            raise LocalError(f"out is a {type(out).__name__}; pass a numpy array or a torch tensor")
+            raise LocalError(f"{name} is a {type(out).__name__}; pass a numpy array or a torch tensor")
         dtype = _numpy_dtype(place)
         flags = place.flags
         writable, contiguous = flags.writeable, flags.c_contiguous
     if place.shape != shape or dtype is not like.dtype:
-        raise LocalError(f"out is {tuple(place.shape)} of {dtype}, the result {shape} of {like.dtype}")
+        raise LocalError(f"{name} is {tuple(place.shape)} of {dtype}, the result {shape} of {like.dtype}")
     if not writable:
-        raise LocalError("out is read-only")
+        raise LocalError(f"{name} is read-only")
     if not contiguous:
         strides = place.strides if kind == "numpy" else tuple(step * out.element_size() for step in out.stride())
         if overlaps_itself(shape, strides, dtype.itemsize):
-            raise LocalError(f"out has several elements in one place (strides {strides} bytes); pass a contiguous copy")
+            raise LocalError(
+                f"{name} has several elements in one place (strides {strides} bytes); pass a contiguous copy"
+            )
     size = like.flat.size if shape is like.shape else math.prod(shape)
     if apart_from is not None and size * dtype.itemsize >= IN_PLACE_BYTES:
         flat = _own_memory(place, kind, dtype)
         if flat is not None and not meet([reach_of(place)], [reach(value) for value in apart_from]):
-            return Destination(out, place, flat, dtype, shape, kind, in_place=True)
-    return Destination(out, place, empty(size, dtype, recycler), dtype, shape, kind)
+            return Destination(out, place, flat, dtype, shape, kind, in_place=True, name=name)
+    return Destination(out, place, empty(size, dtype, recycler), dtype, shape, kind, name=name)
 
 
 def reach(value: Any) -> Reach:

@@ -16,8 +16,9 @@ A complex number is its two parts; sum and avg of complex numbers are those of t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -59,10 +60,13 @@ class Encoding:
 
     def encode(self, given: Bundle) -> Array:
         """Encode the tensors of a bundle, one after the other."""
-        out = np.empty(self.elements(each.size for each in given.flats), self.dtype.storage)
+        return self.encode_numbers([each.view(self.part.storage) for each in given.flats])
+
+    def encode_numbers(self, given: Sequence[Array]) -> Array:
+        """Encode tensors that are given as their numbers (1-D, of `part`), one after the other."""
+        out = np.empty(sum(-(-each.size // self.width) for each in given), self.dtype.storage)
         start = 0
-        for each in given.flats:
-            numbers = each.view(self.part.storage)
+        for numbers in given:
             stop = start + -(-numbers.size // self.width)
             if self.dtype is BFLOAT16:
                 self.codec.encode(numbers, self.part, out[start:stop].view(np.uint8))
@@ -79,15 +83,20 @@ class Encoding:
             like: The tensors' sizes.
             out: 1-D, of the tensors' type; written without gaps between them.
         """
-        target, start, first = out.view(self.part.storage), 0, 0
-        for each in like.flats:
-            size = each.view(self.part.storage).size
-            stop, last = start + -(-size // self.width), first + size
+        ends = [0, *accumulate(each.size * self.parts for each in like.flats)]
+        numbers = out.view(self.part.storage)
+        self.decode_numbers(wire, [numbers[a:b] for a, b in pairwise(ends)])
+
+    def decode_numbers(self, wire: Array, out: Sequence[Array]) -> None:
+        """Decode to the numbers of tensors (1-D, of `part`), one after the other."""
+        start = 0
+        for numbers in out:
+            stop = start + -(-numbers.size // self.width)
             if self.dtype is BFLOAT16:
-                self.codec.decode(wire[start:stop].view(np.uint8), self.part, target[first:last])
+                self.codec.decode(wire[start:stop].view(np.uint8), self.part, numbers)
             else:
-                unpack(wire[start:stop], self.part, target[first:last])
-            start, first = stop, last
+                unpack(wire[start:stop], self.part, numbers)
+            start = stop
 
 
 def encoding_for(name: str, dtype: DType, op: ReduceOp, precision: Precision) -> Encoding:

@@ -326,7 +326,7 @@ class StepProtocol:
             # Cancelled, for one: the others may be in the step, and nobody here would ever vote for it.
             await self._give_up(view.view_id, self._why_given_up(error))
             raise
-        self._context.open(attempt.number)
+        self._context.open(attempt.number, attempt.callbacks.append)
         self._open, self._phase = attempt, StepPhase.OPEN
         self._limit(attempt, view.view_id)
 

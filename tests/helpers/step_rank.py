@@ -205,7 +205,7 @@ class FakeContext:
     def enter(self, view: View) -> None:
         self.view = view
 
-    def open(self, step: int) -> None:
+    def open(self, step: int, at_commit: Any = None) -> None:
         self.log.append(step)
 
     def close(self) -> None:
