@@ -25,7 +25,9 @@ Invariants.
    is one leaf of the reductions, on whichever rank it is, so the bits are those of one rank with all logical workers.
 2. An attempt works in copies. The module and the optimizers hold what is committed whenever anything is awaited.
 3. A result is applied after inner step number begin + delay, whenever it arrived: one that is late is waited for there.
-4. Every rank issues the same collectives in a round, also one that has no logical worker.
+4. With a wire format what is not sent stays in the worker's residual, and is sent with its next exchange. Residuals are
+   of the attempt until it is committed, so an aborted one loses and repeats nothing.
+5. Every rank issues the same collectives in a round, also one that has no logical worker.
 
 Failures.
 - A rank is lost: its logical workers are computed by others from then on. What they had of their own comes from the
@@ -47,6 +49,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from quicoll.errors import LocalError
+from quicoll.numerics.buffers import source
+from quicoll.numerics.bundle import Bundle
+from quicoll.numerics.dtypes import FLOAT32
+from quicoll.numerics.encoding import Encoding, encoding_for
+from quicoll.numerics.feedback import ErrorFeedback
+from quicoll.numerics.reduce import ReduceOp
 from quicoll.state.sharded import Sharded
 from quicoll.train.diloco_turns import cut_fragments, turns_of
 from quicoll.train.diloco_workers import LogicalWorker, WorkerRows, in_place_of, kept_by, step_apart
@@ -65,6 +73,7 @@ if TYPE_CHECKING:
     from quicoll.data.portions import Position
     from quicoll.data.sampler import Sampler
     from quicoll.job import Job
+    from quicoll.numerics.codecs import WireFormat
     from quicoll.plan.schedule import AlgorithmName
     from quicoll.step.context import Step
     from quicoll.train.diloco_workers import State
@@ -115,6 +124,7 @@ class DiLoCo(Worker):
         fragments: int = 8,
         delay: int = 5,
         mix: float | None = None,
+        wire: WireFormat | None = None,
         backup: int = 1,
         schedule: Callable[[int], float] | None = None,
         checkpoints: CheckpointPolicy | None = None,
@@ -144,6 +154,7 @@ class DiLoCo(Worker):
             delay: Inner steps that go on while a fragment is exchanged, before its result is applied; 0: none.
             mix: How much of a worker's own parameters stays when a result is applied after a delay, 0 to 1: own * mix +
                 job's * (1 - mix). None: 0.5 with a delay; without one a worker takes the job's.
+            wire: What pseudo-gradients travel as, as in `Group.all_reduce`, with error feedback; None: float32.
             backup: How many further ranks keep a copy of what each logical worker has of its own. With 1, the loss of
                 one rank loses nothing, and costs the bytes of that copy in each round; 0: none is sent, and the job
                 goes on from a checkpoint then.
@@ -163,7 +174,9 @@ class DiLoCo(Worker):
             raise LocalError(f"mix is 0 to 1, and needs a delay: mix={mix}, delay={delay}")
         if backup < 0:
             raise LocalError(f"backup is 0 or more, not {backup}")
-        task = _Rounds(model, outer, loss, inner=inner, every=every, fragments=fragments, delay=delay, mix=mix)
+        task = _Rounds(
+            model, outer, loss, inner=inner, every=every, fragments=fragments, delay=delay, mix=mix, wire=wire
+        )
         super().__init__(
             job, task, data=data, shards=shards, checkpoints=checkpoints, on_step=on_step, algorithm=algorithm,
             report_every=report_every,
@@ -178,6 +191,7 @@ class DiLoCo(Worker):
         # After the last turn of a round nothing has moved a worker's parameters away from the job's, unless it mixes.
         mix = (0.5 if delay else 0.0) if mix is None else mix
         carried = [number for cut in (cuts if mix else cuts[:-1]) for number in cut]
+        sizes = [sum(trained[number].numel() for number in cut) for cut in cuts]
         self._trainer = task
         self._inner, self._outer = inner, outer
         self._parameters: list[torch.nn.Parameter] = trained
@@ -185,7 +199,9 @@ class DiLoCo(Worker):
         self._schedule = schedule
         self._every, self._turns, self._mix, self._fragments = every, turns, mix, cuts
         self._on_inner_step = on_inner_step
-        self._rows = WorkerRows(trained, carried, kept, [])
+        self._wire = wire
+        self._form: Encoding | None = None if wire is None else encoding_for(wire, FLOAT32, ReduceOp.AVG, "default")
+        self._rows = WorkerRows(trained, carried, kept, [] if wire is None else sizes)
         self._own = Sharded(
             self._shards * self._rows.length, {_PIECE: "float32"}, blocks=self._shards, backup=backup,
             read=self._read, torch=True,
@@ -297,8 +313,22 @@ class DiLoCo(Worker):
             torch.cat([(self._parameters[n].detach() - worker.values[n]).reshape(-1) for n in places]).cpu()
             for worker in workers
         ]
+        if self._form is not None and workers:
+            # What `all_reduce(residual=...)` does when the step is committed, but now: a residual is part of a row, and
+            # rows are staged, and copied to other ranks, before the vote.
+            feedback = ErrorFeedback(
+                [worker.residuals[fragment] for worker in workers],
+                [Bundle.of(source(flat)) for flat in flats],
+                self._form,
+                apart_from=flats,
+            )
+            feedback.encode()
+            flats = [torch.from_numpy(feedback.sums(place)[0]) for place in range(len(workers))]
+            feedback.commit()
         like = torch.empty(sum(self._parameters[n].numel() for n in places))
-        return self._job.group.all_reduce(shards.leaves(flats, like=like), op="avg", algorithm=self._algorithm)
+        return self._job.group.all_reduce(
+            shards.leaves(flats, like=like), op="avg", algorithm=self._algorithm, wire=self._wire
+        )
 
     def _apply(
         self,

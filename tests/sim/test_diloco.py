@@ -127,9 +127,12 @@ def trained(
 
 
 def plainly(
-    *, fragments: Sequence[Sequence[int]], delay: int, mix: float, rounds: int = ROUNDS
+    *, fragments: Sequence[Sequence[int]], delay: int, mix: float, wire: bool = False
 ) -> dict[str, torch.Tensor]:
-    """DiLoCo as a paper has it: one process, a copy of the model for each worker. Parameters by name."""
+    """DiLoCo as a paper has it: one process, a copy of the model for each worker. Parameters by name.
+
+    wire: What is exchanged is bfloat16, and what that loses is sent the next time.
+    """
     job = of_layers()
     outer = nesterov(job)
     workers = [copy.deepcopy(job) for _ in range(WORKERS)]
@@ -137,16 +140,26 @@ def plainly(
     whole = [*job.parameters()]
     own = [[*each.parameters()] for each in workers]
     ends = {(number + 1) * EVERY // len(fragments): which for number, which in enumerate(fragments)}
+    lost = [[torch.zeros_like(value, requires_grad=False) for value in whole] for _ in workers]
     under_way: dict[int, dict[int, torch.Tensor]] = {}
+
+    def sent(worker: int, place: int) -> torch.Tensor:
+        delta = (whole[place] - own[worker][place]).detach()
+        if wire:
+            delta += lost[worker][place]
+            given, delta = delta, delta.bfloat16().float()
+            lost[worker][place] = given - delta
+        return delta
 
     def begin(at: int) -> None:
         if at in ends:
             under_way[at] = {}
             for place in ends[at]:
-                deltas = [(whole[place] - each[place]).detach() for each in own]
-                under_way[at][place] = ((deltas[0] + deltas[1]) + (deltas[2] + deltas[3])) / 4
+                deltas = [sent(worker, place) for worker in range(WORKERS)]
+                mean = ((deltas[0] + deltas[1]) + (deltas[2] + deltas[3])) / 4
+                under_way[at][place] = mean.bfloat16().float() if wire else mean
 
-    for number in range(rounds):
+    for number in range(ROUNDS):
         begin(delay)
         for step in range(1, EVERY + 1):
             for place, (model, optimizer) in enumerate(zip(workers, inners, strict=True)):
@@ -178,6 +191,10 @@ RECIPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"fragments": 3, "delay": 2, "mix": 0.25},
         {"fragments": [range(1), range(1, 3), range(3, 6)], "delay": 2, "mix": 0.25},
     ),
+    "in fewer bits": (
+        {"fragments": 2, "delay": 1, "wire": "bfloat16"},
+        {"fragments": [range(2), range(2, 6)], "delay": 1, "mix": 0.5, "wire": True},
+    ),
 }
 
 
@@ -205,6 +222,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "an inner optimizer that is made with a state": {"inner": lambda model: torch.optim.Adagrad(model.parameters())},
     "three workers": {"shards": 3, "fragments": 2},
+    "int8 with what it loses": {"wire": "int8", "fragments": 2, "delay": 1},
 }
 
 
@@ -236,7 +254,9 @@ def plain_sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1)
 
 
-RECIPE: dict[str, Any] = {"fragments": 2, "delay": 2, "make": of_dropout, "data": True, "rounds": 6}
+RECIPE: dict[str, Any] = {
+    "fragments": 2, "delay": 2, "make": of_dropout, "data": True, "rounds": 6, "wire": "int8"
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("when", deep([2.1, 3.3], [0.9, 1.6, 2.1, 2.8, 3.3]))
@@ -343,6 +363,52 @@ def test_between_rounds_and_while_one_is_awaited_the_model_has_the_parameters_of
     assert len({its[0] for its in seen[0].values()}) == 3
 
 
+def of_many() -> nn.Module:
+    torch.manual_seed(5)
+    return nn.Sequential(nn.Linear(6, 2000), nn.Tanh(), nn.Linear(2000, 1))
+
+
+ELEMENTS = 16_001
+
+
+@pytest.mark.parametrize(
+    ("wire", "fragments", "backup", "exchanged", "copied"),
+    [
+        (None, 1, 0, 4 * ELEMENTS, 0),
+        (None, 4, 0, 4 * ELEMENTS, 0),
+        ("int8", 1, 0, (1 + 4 / 256) * ELEMENTS, 0),
+        # Of the worker of a rank: two moments, a count for each of four parameters, and two flags.
+        (None, 1, 1, 4 * ELEMENTS, 4 * (2 * ELEMENTS + 4 + 2)),
+        # Beside them own parameters, but for those of the last fragment, and what the wire format has lost.
+        ("int8", 4, 1, (1 + 4 / 256) * ELEMENTS, 4 * (4 * ELEMENTS - 1 + 4 + 2)),
+    ],
+)
+def test_a_rank_sends_in_a_round_what_one_exchange_of_gradients_takes_and_the_copies_that_were_asked_for(
+    wire: str | None, fragments: int, backup: int, exchanged: float, copied: int
+) -> None:
+    sent: list[list[int]] = []
+
+    async def worker(job: Job, _: Simulation) -> None:
+        mine: list[int] = []
+        sent.append(mine)
+
+        async def count(number: int) -> None:
+            mine.append(sum(link.bytes_sent for link in await job.links()))
+
+        model = of_many()
+        diloco = DiLoCo(
+            job, model, adam(model), nesterov(model), loss_of, shards=2, every=4, fragments=fragments, delay=0,
+            wire=wire, backup=backup, on_step=count,
+        )  # fmt: skip
+        await diloco.run(steps=4)
+
+    outcome = Simulation(worker, seed=3, settings=Settings(ranks=2, limit=100.0)).run()
+    assert outcome.error is None, outcome.error
+    for mine in sent:
+        of_rounds = mine[3] - mine[1]  # of two; the first has what a view begins with
+        assert 0 <= of_rounds - 2 * (exchanged + copied) < 4000, (of_rounds, exchanged, copied)
+
+
 class WithRunningMeans(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -367,6 +433,7 @@ def in_part(model: nn.Module) -> torch.optim.Optimizer:
         ({"mix": 0.5}, "mix is 0 to 1, and needs a delay"),
         ({"mix": 1.5, "delay": 1}, "mix is 0 to 1, and needs a delay"),
         ({"backup": -1}, "backup is 0 or more"),
+        ({"wire": "int3"}, "wire format 'int3' is not known"),
         ({"shards": None}, "how many logical shards"),
         ({"make": WithRunningMeans}, "norm.running_mean, norm.running_var"),
         ({"make": in_halves}, "what is trained is float32"),
