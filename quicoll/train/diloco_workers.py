@@ -188,7 +188,7 @@ def step_apart(
     parameters: Sequence[torch.nn.Parameter],
     gradients: Sequence[torch.Tensor],
 ) -> tuple[list[torch.Tensor], list[State]]:
-    """Compute a step of an optimizer, and change nothing.
+    """Compute a step of an optimizer, and change nothing but gradients: all of its parameters have none afterwards.
 
     Args:
         optimizer: The optimizer.
@@ -198,6 +198,9 @@ def step_apart(
         Their new values, and what the optimizer keeps for each then.
     """
     values = [each.detach().clone() for each in parameters]
+    for group in optimizer.param_groups:
+        for each in group["params"]:
+            each.grad = None  # one that a program has left would move a parameter that is not in this step
     with in_place_of(parameters, values, optimizer) as state:
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient

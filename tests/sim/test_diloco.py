@@ -452,3 +452,28 @@ def test_what_cannot_be_trained_is_refused_before_anything_is_sent(options: dict
 
     outcome = Simulation(worker, seed=3, settings=Settings(ranks=1, limit=100.0)).run()
     assert outcome.error is None, outcome.error
+
+
+def test_local_sgd_is_an_outer_optimizer_that_takes_the_mean_as_it_is() -> None:
+    ends: list[dict[str, torch.Tensor]] = []
+
+    async def worker(job: Job, _: Simulation) -> None:
+        model = of_layers()
+        outer = torch.optim.SGD(model.parameters(), lr=1.0)
+        diloco = DiLoCo(job, model, adam(model), outer, loss_of, shards=2, every=EVERY, fragments=1, delay=0)
+        await diloco.run(steps=1)
+        ends.append({name: value.detach().clone() for name, value in model.named_parameters()})
+
+    outcome = Simulation(worker, seed=3, settings=Settings(ranks=2, limit=100.0)).run()
+    assert outcome.error is None, outcome.error
+    alone = [of_layers(), of_layers()]
+    for number, model in enumerate(alone):
+        optimizer = adam(model)
+        for step in range(1, EVERY + 1):
+            optimizer.zero_grad()
+            x, y = samples(number, step)
+            functional.mse_loss(model(x)[:, 0], y).backward()
+            optimizer.step()
+    one, other = (dict(model.named_parameters()) for model in alone)
+    for name, value in ends[0].items():
+        assert torch.allclose(value, (one[name] + other[name]) / 2, atol=1e-6)
