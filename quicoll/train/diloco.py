@@ -25,8 +25,8 @@ Invariants.
    is one leaf of the reductions, on whichever rank it is, so the bits are those of one rank with all logical workers.
 2. An attempt works in copies. The module and the optimizers hold what is committed whenever anything is awaited.
 3. A result is applied after inner step number begin + delay, whenever it arrived: one that is late is waited for there.
-4. With a wire format what is not sent stays in the worker's residual, and is sent with its next exchange. Residuals are
-   of the attempt until it is committed, so an aborted one loses and repeats nothing.
+4. What a wire format loses stays in the worker's residual, if it is to, and is sent with its next exchange. Residuals
+   are of the attempt until it is committed, so an aborted one loses and repeats nothing.
 5. Every rank issues the same collectives in a round, also one that has no logical worker.
 
 Failures.
@@ -125,6 +125,8 @@ class DiLoCo(Worker):
         delay: int = 5,
         mix: float | None = None,
         wire: WireFormat | None = None,
+        feedback: bool = True,
+        keep_inner: bool = True,
         backup: int = 1,
         schedule: Callable[[int], float] | None = None,
         checkpoints: CheckpointPolicy | None = None,
@@ -154,7 +156,10 @@ class DiLoCo(Worker):
             delay: Inner steps that go on while a fragment is exchanged, before its result is applied; 0: none.
             mix: How much of a worker's own parameters stays when a result is applied after a delay, 0 to 1: own * mix +
                 job's * (1 - mix). None: 0.5 with a delay; without one a worker takes the job's.
-            wire: What pseudo-gradients travel as, as in `Group.all_reduce`, with error feedback; None: float32.
+            wire: What pseudo-gradients travel as, as in `Group.all_reduce`; None: float32.
+            feedback: Whether what the wire format loses is kept, and sent with the worker's next exchange.
+            keep_inner: Whether a worker's inner optimizer keeps its state from round to round; False: it begins each
+                round as it was made, and there is nothing of it to keep a copy of.
             backup: How many further ranks keep a copy of what each logical worker has of its own. With 1, the loss of
                 one rank loses nothing, and costs the bytes of that copy in each round; 0: none is sent, and the job
                 goes on from a checkpoint then.
@@ -175,7 +180,17 @@ class DiLoCo(Worker):
         if backup < 0:
             raise LocalError(f"backup is 0 or more, not {backup}")
         task = _Rounds(
-            model, outer, loss, inner=inner, every=every, fragments=fragments, delay=delay, mix=mix, wire=wire
+            model,
+            outer,
+            loss,
+            inner=inner,
+            every=every,
+            fragments=fragments,
+            delay=delay,
+            mix=mix,
+            wire=wire,
+            feedback=wire is not None and feedback,
+            keep_inner=keep_inner,
         )
         super().__init__(
             job, task, data=data, shards=shards, checkpoints=checkpoints, on_step=on_step, algorithm=algorithm,
@@ -201,7 +216,11 @@ class DiLoCo(Worker):
         self._on_inner_step = on_inner_step
         self._wire = wire
         self._form: Encoding | None = None if wire is None else encoding_for(wire, FLOAT32, ReduceOp.AVG, "default")
-        self._rows = WorkerRows(trained, carried, kept, [] if wire is None else sizes)
+        self._feedback = wire is not None and feedback
+        self._keep_inner = keep_inner
+        self._rows = WorkerRows(
+            trained, carried, kept if keep_inner else [{} for _ in kept], sizes if self._feedback else []
+        )
         self._own = Sharded(
             self._shards * self._rows.length, {_PIECE: "float32"}, blocks=self._shards, backup=backup,
             read=self._read, torch=True,
@@ -249,6 +268,8 @@ class DiLoCo(Worker):
         loss = await self._mean_loss(shards, workers)
         rows = self._own[_PIECE].new_empty(len(workers) * length)
         for place, worker in enumerate(workers):
+            if not self._keep_inner:
+                worker.state = None
             self._rows.write(worker, rows[place * length : (place + 1) * length])
         await self._own.stage(step, {_PIECE: rows})
         times.communication += clock() - began
@@ -313,7 +334,7 @@ class DiLoCo(Worker):
             torch.cat([(self._parameters[n].detach() - worker.values[n]).reshape(-1) for n in places]).cpu()
             for worker in workers
         ]
-        if self._form is not None and workers:
+        if self._form is not None and self._feedback and workers:
             # What `all_reduce(residual=...)` does when the step is committed, but now: a residual is part of a row, and
             # rows are staged, and copied to other ranks, before the vote.
             feedback = ErrorFeedback(

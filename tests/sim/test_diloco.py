@@ -127,11 +127,11 @@ def trained(
 
 
 def plainly(
-    *, fragments: Sequence[Sequence[int]], delay: int, mix: float, wire: bool = False
+    *, fragments: Sequence[Sequence[int]], delay: int, mix: float, wire: bool = False, fresh: bool = False
 ) -> dict[str, torch.Tensor]:
     """DiLoCo as a paper has it: one process, a copy of the model for each worker. Parameters by name.
 
-    wire: What is exchanged is bfloat16, and what that loses is sent the next time.
+    wire: What is exchanged is bfloat16, and what that loses is sent the next time. fresh: inner optimizers begin anew.
     """
     job = of_layers()
     outer = nesterov(job)
@@ -160,6 +160,8 @@ def plainly(
                 under_way[at][place] = mean.bfloat16().float() if wire else mean
 
     for number in range(ROUNDS):
+        if fresh:
+            inners = [adam(each) for each in workers]
         begin(delay)
         for step in range(1, EVERY + 1):
             for place, (model, optimizer) in enumerate(zip(workers, inners, strict=True)):
@@ -191,6 +193,10 @@ RECIPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"fragments": 3, "delay": 2, "mix": 0.25},
         {"fragments": [range(1), range(1, 3), range(3, 6)], "delay": 2, "mix": 0.25},
     ),
+    "with inner optimizers that begin anew": (
+        {"keep_inner": False},
+        {"fragments": [range(6)], "delay": 0, "mix": 0.0, "fresh": True},
+    ),
     "in fewer bits": (
         {"fragments": 2, "delay": 1, "wire": "bfloat16"},
         {"fragments": [range(2), range(2, 6)], "delay": 1, "mix": 0.5, "wire": True},
@@ -221,6 +227,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "inner": lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, dampening=0.5)
     },
     "an inner optimizer that is made with a state": {"inner": lambda model: torch.optim.Adagrad(model.parameters())},
+    "a wire format without feedback": {"wire": "int8", "feedback": False},
+    "an inner optimizer that is made with a state, anew in each round": {
+        "inner": lambda model: torch.optim.Adagrad(model.parameters()),
+        "keep_inner": False,
+    },
     "three workers": {"shards": 3, "fragments": 2},
     "int8 with what it loses": {"wire": "int8", "fragments": 2, "delay": 1},
 }
@@ -372,19 +383,21 @@ ELEMENTS = 16_001
 
 
 @pytest.mark.parametrize(
-    ("wire", "fragments", "backup", "exchanged", "copied"),
+    ("options", "exchanged", "copied"),
     [
-        (None, 1, 0, 4 * ELEMENTS, 0),
-        (None, 4, 0, 4 * ELEMENTS, 0),
-        ("int8", 1, 0, (1 + 4 / 256) * ELEMENTS, 0),
+        ({"backup": 0}, 4 * ELEMENTS, 0),
+        ({"backup": 0, "fragments": 4}, 4 * ELEMENTS, 0),
+        ({"backup": 0, "wire": "int8"}, (1 + 4 / 256) * ELEMENTS, 0),
         # Of the worker of a rank: two moments, a count for each of four parameters, and two flags.
-        (None, 1, 1, 4 * ELEMENTS, 4 * (2 * ELEMENTS + 4 + 2)),
+        ({}, 4 * ELEMENTS, 4 * (2 * ELEMENTS + 4 + 2)),
         # Beside them own parameters, but for those of the last fragment, and what the wire format has lost.
-        ("int8", 4, 1, (1 + 4 / 256) * ELEMENTS, 4 * (4 * ELEMENTS - 1 + 4 + 2)),
+        ({"wire": "int8", "fragments": 4}, (1 + 4 / 256) * ELEMENTS, 4 * (4 * ELEMENTS - 1 + 4 + 2)),
+        # A worker with nothing of its own.
+        ({"wire": "int8", "feedback": False, "keep_inner": False}, (1 + 4 / 256) * ELEMENTS, 4 * 2),
     ],
 )
 def test_a_rank_sends_in_a_round_what_one_exchange_of_gradients_takes_and_the_copies_that_were_asked_for(
-    wire: str | None, fragments: int, backup: int, exchanged: float, copied: int
+    options: dict[str, Any], exchanged: float, copied: int
 ) -> None:
     sent: list[list[int]] = []
 
@@ -397,8 +410,8 @@ def test_a_rank_sends_in_a_round_what_one_exchange_of_gradients_takes_and_the_co
 
         model = of_many()
         diloco = DiLoCo(
-            job, model, adam(model), nesterov(model), loss_of, shards=2, every=4, fragments=fragments, delay=0,
-            wire=wire, backup=backup, on_step=count,
+            job, model, adam(model), nesterov(model), loss_of, shards=2, every=4, delay=0, on_step=count,
+            **({"fragments": 1} | options),
         )  # fmt: skip
         await diloco.run(steps=4)
 
