@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,8 +14,8 @@ from torch import nn
 from torch.nn import functional
 
 from quicoll.data import Sampler
-from quicoll.errors import LocalError
-from quicoll.sim import RunFailed, Settings, Simulation
+from quicoll.errors import JobDone, LocalError
+from quicoll.sim import RunFailed, Settings, Simulation, scenario
 from quicoll.train import CheckpointPolicy, DiLoCo
 
 if TYPE_CHECKING:
@@ -55,6 +56,12 @@ def samples(worker: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
 def loss_of(model: nn.Module, part: Part) -> torch.Tensor:
     x, y = samples(part.shard, part.step)
     return functional.mse_loss(model(x)[:, 0], y)
+
+
+def of_indices(model: nn.Module, part: Part) -> torch.Tensor:
+    assert part.indices is not None
+    x = torch.from_numpy(part.indices)[:, None] * torch.linspace(-1.0, 1.0, 6) / 50
+    return functional.mse_loss(model(x)[:, 0], torch.sin(3 * x.sum(1)))
 
 
 def adam(model: nn.Module) -> torch.optim.Optimizer:
@@ -98,16 +105,10 @@ def trained(
 
     async def worker(job: Job, _: Simulation) -> None:
         model = make()
-        sampler = Sampler(50, batch_size=2 * shards, shards=shards, seed=job.seed) if data else None
-
-        def loss(model: nn.Module, part: Part) -> torch.Tensor:
-            if part.indices is None:
-                return loss_of(model, part)
-            x = torch.from_numpy(part.indices)[:, None] * torch.linspace(-1.0, 1.0, 6) / 50
-            return functional.mse_loss(model(x)[:, 0], torch.sin(3 * x.sum(1)))
-
+        sampler = Sampler(50, batch_size=2 * shards, shards=shards, seed=3) if data else None
         diloco = DiLoCo(
-            job, model, inner(model), nesterov(model), loss, data=sampler, shards=shards, backup=backup,
+            job, model, inner(model), nesterov(model), of_indices if data else loss_of, data=sampler, shards=shards,
+            backup=backup,
             on_step=lambda number: ended.losses.setdefault(number, diloco.loss) == diloco.loss or pytest.fail("loss"),
             on_inner_step=lambda _: asyncio.sleep(pace),
             **({"every": EVERY, "fragments": 1, "delay": 0} | options),
@@ -291,6 +292,38 @@ def test_ranks_that_are_killed_one_after_the_other_and_come_back_change_no_bit()
     found = trained(3, pace=0.25, events=events, **RECIPE)
     assert found.aborted > 0
     found.same(trained(1, **RECIPE))
+
+
+def test_ranks_that_are_cut_off_in_a_round_and_in_a_vote_change_no_bit() -> None:
+    def events(sim: Simulation) -> None:
+        sim.at(2.2).partition({0}, {1, 2, "coordinator"})
+        sim.at(5.0).repair()
+        sim.at_vote(1, start=7.0, after=0.001).partition({1}, {0, 2, "coordinator"})
+        sim.at(12.0).repair()
+
+    found = trained(3, pace=0.25, events=events, **RECIPE)
+    assert found.aborted > 0
+    found.same(trained(1, **RECIPE))
+
+
+@pytest.mark.parametrize("seed", deep(range(2), range(8)))
+def test_generated_faults_change_no_bit(seed: int) -> None:
+    recipe = RECIPE | {"make": of_layers}  # a dropout of another seed has other bits
+    wanted = trained(1, **recipe)
+    digests: list[str] = []
+
+    async def unchanged(job: Job, _: Simulation) -> None:
+        model = of_layers()
+        diloco = DiLoCo(
+            job, model, adam(model), nesterov(model), of_indices, wire="int8", every=EVERY, fragments=2, delay=2,
+            data=Sampler(50, batch_size=2 * WORKERS, shards=WORKERS, seed=3), backup=2,
+        )  # fmt: skip
+        with suppress(JobDone):  # it came when the others had ended, and there is no checkpoint
+            digests.append((await diloco.run(steps=RECIPE["rounds"])).digest)
+
+    outcome = scenario(ranks=3, steps=RECIPE["rounds"], compute=0.25)(unchanged).run(seed)
+    assert outcome.error is None, outcome.error
+    assert set(digests) == wanted.digests
 
 
 def test_ranks_that_come_and_go_by_order_need_no_backup() -> None:
