@@ -24,7 +24,15 @@ from quicoll.numerics.reduce import Precision, ReduceOp
 from quicoll.plan.forecast import Forecast, limit, predict
 from quicoll.plan.network import FAR, NEAR, NetworkModel
 from quicoll.plan.picture import draw
-from quicoll.plan.schedule import ElementFormat, Schedule, element_format, move, reduction, require_ring_options
+from quicoll.plan.schedule import (
+    ElementFormat,
+    Schedule,
+    element_format,
+    move,
+    reduction,
+    require_gathering,
+    require_ring_options,
+)
 
 __all__ = ["ExplainedCall", "register", "size_of"]
 
@@ -87,6 +95,9 @@ class ExplainedCall:
             raise LocalError(f"wire is for all_reduce, not for {self.collective}")
         if self.algorithm == "ring":
             require_ring_options(self.precision, self.wire)
+        how = self.element_format()
+        if how is not None and how.gathered:
+            require_gathering(self.algorithm, self.wire)
 
     def element_format(self) -> ElementFormat | None:
         """Return how the elements of a reduction travel; None where nothing is reduced. Raises LocalError."""
@@ -130,7 +141,8 @@ class ExplainedCall:
     @property
     def rivals(self) -> tuple[str, ...]:
         """The algorithms that the call could ask for."""
-        known = plan.ALGORITHMS.get(self.collective, ())
+        how = self.element_format()
+        known = plan.ALGORITHMS.get("all_gather" if how is not None and how.gathered else self.collective, ())
         orderless = self.precision == "exact" or self.wire is not None
         return tuple(name for name in known if not (orderless and name == "ring"))
 
@@ -157,7 +169,8 @@ def explain(
     precision: Annotated[str, typer.Option(help="Precision of a reduction: default, float64 or exact.")] = "default",
     exact: Annotated[bool, typer.Option("--exact", help="Reduce exactly; the same as --precision exact.")] = False,
     wire: Annotated[
-        str | None, typer.Option(help="Wire format of an all_reduce: bfloat16 or int8.", show_default=False)
+        str | None,
+        typer.Option(help="Wire format of an all_reduce: bfloat16, int8, int4, topk:1/64.", show_default=False),
     ] = None,
     root: Annotated[int, typer.Option(help="The root; for send the receiver.")] = 0,
     chunk_bytes: Annotated[str, typer.Option(help="The longest message.")] = "1MiB",
@@ -202,13 +215,13 @@ def explain(
     except LocalError as error:
         raise typer.BadParameter(str(error)) from error
     _print_schedule(plans, full=full)
-    lowest = limit(collective, schedule.nbytes, network)
+    lowest = limit(schedule.collective, schedule.nbytes, network)
     typer.echo("")
     _print_travel(question, schedule)
     typer.echo(f"predicted     {_ms(forecast.seconds)}   (messages of 100 us at each end; no loss, no other traffic)")
     if collective == "barrier":
         typer.echo("              that all ranks have called it they tell each other before any operation ends")
-    typer.echo(f"limit         {_ms(lowest)}   {_formula(collective)}, B the fastest port, with its delays")
+    typer.echo(f"limit         {_ms(lowest)}   {_formula(schedule.collective)}, B the fastest port, with its delays")
     _print_traffic(forecast, network)
     if question.rivals:
         typer.echo("")
@@ -287,7 +300,14 @@ def _print_travel(question: ExplainedCall, schedule: Schedule) -> None:
     if how is None:
         return
     if how.form is not None:
-        coding = how.coding_seconds(question.elements, -(-question.total // question.world))
+        held = -(-question.total // question.world)
+        if how.gathered:
+            coding = how.coding_seconds(question.elements, held + question.total)
+            typer.echo(f"travels as    {how.form.codec.name}, {_mib(schedule.nbytes)} for all {question.total} leaves")
+            typer.echo(f"coding        {_ms(coding)}   more, of a processor: leaves encoded, all of them decoded")
+            typer.echo("partial sums  none: all leaves go to all ranks, and the result is not encoded")
+            return
+        coding = how.coding_seconds(question.elements, held)
         typer.echo(f"travels as    {how.form.codec.name}, {_mib(schedule.nbytes)}")
         typer.echo(f"coding        {_ms(coding)}   more, of a processor: leaves encoded, the result decoded")
     loose = f"; nodes of up to {schedule.loose} leaves travel as these" if schedule.loose > 1 else ""

@@ -27,6 +27,7 @@ from quicoll.plan.schedule import (
     element_format,
     reduction,
     require_algorithm,
+    require_gathering,
     require_ring_options,
 )
 
@@ -454,6 +455,8 @@ def _prepare(
     precision = "exact" if exact else precision
     parsed = ReduceOp.parse(op)
     how = element_format(like.dtype, parsed, leaves=leaves, precision=precision, wire=wire)
+    if how.gathered:
+        require_gathering(algorithm, wire)
     given = sizes(like, how, here.world_size, more)
     schedule = reduction(
         name, how, world=here.world_size, sizes=given, leaves=leaves, sites=here.sites, chunk_bytes=here.chunk_bytes
@@ -461,7 +464,7 @@ def _prepare(
     held = tuple([len(leaves_of(rank, here.world_size, leaves)) for rank in range(here.world_size)])
     near: tuple[int, ...] | None = None
     if algorithm == "local" or (algorithm == "auto" and here.near):
-        refused, near = _near(here, schedule, held)
+        refused, near = _near(here, schedule, held, given["elements"] * how.dtype.itemsize if how.gathered else None)
         if algorithm == "local" and refused:
             raise LocalError(f"algorithm 'local' cannot carry this out: {refused}")
         algorithm = algorithm if refused else "local"
@@ -484,11 +487,15 @@ def _prepare(
     )
 
 
-def _near(here: GroupView, schedule: Schedule, held: tuple[int, ...]) -> tuple[str, tuple[int, ...] | None]:
+def _near(
+    here: GroupView, schedule: Schedule, held: tuple[int, ...], gathered: int | None
+) -> tuple[str, tuple[int, ...] | None]:
     """Return why a reduction cannot go through the memory of one host, "" where it can; and, where it can, the bytes
-    that each rank gives. All ranks come to the same."""
+    that each rank gives. All ranks come to the same. gathered: bytes of a leaf, where leaves are moved as they are."""
     if not here.near:
         return "the ranks of this group do not share a host's memory", None
+    if gathered is not None:
+        return "", tuple([many * gathered for many in held])
     sizes = tuple([many * schedule.nbytes for many in held])
     if max(sizes) > SMALL_BYTES:
         if schedule.itemsize > MAX_ITEM:

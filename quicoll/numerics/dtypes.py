@@ -47,6 +47,7 @@ __all__ = [
     "FLOAT32",
     "FLOAT64",
     "INT64",
+    "UINT8",
     "UINT64",
     "Array",
     "DType",

@@ -35,7 +35,7 @@ from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 import numpy as np
 
 from quicoll.errors import LocalError
-from quicoll.numerics.codecs import WIRE_BLOCK, pack, unpack
+from quicoll.numerics.codec import BlockType
 from quicoll.numerics.dtypes import (
     BOOL,
     COMPLEX64,
@@ -149,10 +149,9 @@ def accumulator(dtype: DType, op: ReduceOp, precision: Precision = "default") ->
 
 
 @cache
-def block_accumulator(acc: DType) -> DType:
-    """Return the accumulator of int8 blocks whose numbers accumulate in `acc`: that of each number."""
-    itemsize = WIRE_BLOCK * acc.itemsize
-    return DType(f"blocks_of_{acc}", itemsize, np.dtype(f"V{itemsize}"), NumberKind.BLOCKS, part=acc)
+def block_accumulator(acc: DType, numbers: int) -> BlockType:
+    """Return the accumulator of blocks of so many numbers that accumulate in `acc`: that of each number."""
+    return BlockType(f"blocks_of_{acc}", numbers * acc.itemsize, acc, numbers)
 
 
 def combine(op: ReduceOp, acc: DType, left: Array, right: Array, out: Array) -> None:
@@ -305,7 +304,7 @@ def reduce_tree(
     """Evaluate a tree of operands.
 
     Takes (depth of the tree + 1) * block elements of memory. An exact accumulator takes the operands as they come,
-    since its sum has no order, and memory of its own. int8 blocks are reduced number by number: leaves are decoded, and
+    since its sum has no order, and memory of its own. Blocks are reduced number by number: leaves are decoded, and
     a final value is encoded.
 
     Args:
@@ -385,25 +384,26 @@ def _reduce_blocks(
 ) -> None:
     """`reduce_tree` of blocks. One stretch of them at a time, in which each leaf is decoded when it is needed."""
     part, inner = dtype.part, acc.part
-    if part is None or inner is None:
+    if not isinstance(dtype, BlockType) or dtype.codec is None or part is None or inner is None:
         raise AssertionError(f"{dtype} and {acc} are not blocks")
-    stretch = 32  # blocks: each leaf takes 32 KiB meanwhile
+    codec, block = dtype.codec, dtype.numbers
+    stretch = 8192 // block  # blocks: each leaf takes 32 KiB meanwhile
 
     for a in range(0, out.size, stretch):
         b = min(a + stretch, out.size)
-        size = (b - a) * WIRE_BLOCK
+        size = (b - a) * block
 
         def numbers(operand: _Numbers, a: int = a, b: int = b, size: int = size, inner: DType = inner) -> Array:
             if operand.wide:
                 return operand.values[a:b].view(inner.storage)
             values = np.empty(size, part.storage)
-            unpack(operand.values[a:b], part, values)
+            codec.decode(operand.values[a:b].view(np.uint8), part, values)
             return values
 
         target = np.empty(size, part.storage) if final else out[a:b].view(inner.storage)
         reduce_tree(_with_numbers(tree), numbers, op=op, dtype=part, acc=inner, out=target, final=final, leaves=leaves)
         if final:
-            pack(target, part, out[a:b])
+            codec.encode(target, part, out[a:b].view(np.uint8))
 
 
 def _with_numbers(tree: tuple[Any, ...]) -> Any:

@@ -7,11 +7,12 @@ How a reduction's elements travel (`ElementFormat`). Leaves and results are of o
 accumulator: wider where sums are rounded once (`quicoll.numerics.reduce`), 44 bytes for an exact sum of float32
 (`quicoll.numerics.exact`). A wire format puts a type of its own in the place of the tensor's
 (`quicoll.numerics.encoding`). Where an accumulator may be many times as large as a leaf, exact or encoded, nodes of so
-few leaves that these are fewer bytes travel as their leaves: the planner's `loose`.
+few leaves that these are fewer bytes travel as their leaves: the planner's `loose`. Where a format has its leaves
+gathered (`Codec.gathered`), what travels of an all_reduce is an all_gather of them, and has its algorithms.
 
 What combining costs. The model's rate is that of adding numbers (`quicoll.plan.forecast`); exact sums and blocks of
-int8 take longer, and encoding takes a pass of its own at both ends. The rates here are of one core of an AMD EPYC and
-stand for an order of magnitude: a smaller difference between two algorithms means nothing.
+int8 and int4 take longer, and encoding takes a pass of its own at both ends. The rates here are of one core of an AMD
+EPYC and stand for an order of magnitude: a smaller difference between two algorithms means nothing.
 
 Everything here is pure.
 """
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from quicoll import plan
 from quicoll.errors import LocalError
+from quicoll.numerics.canonical_order import leaves_of
 from quicoll.numerics.dtypes import DType, NumberKind
 from quicoll.numerics.encoding import Encoding, encoding_for
 from quicoll.numerics.exact import MAX_LEAVES
@@ -42,6 +44,7 @@ __all__ = [
     "move",
     "reduction",
     "require_algorithm",
+    "require_gathering",
     "require_ring_options",
 ]
 
@@ -83,6 +86,11 @@ class ElementFormat:
         return sum(sizes) if self.form is None else self.form.elements(sizes)
 
     @property
+    def gathered(self) -> bool:
+        """Whether all leaves go to all ranks, each of which reduces them."""
+        return self.form is not None and self.form.codec.gathered
+
+    @property
     def combine_rate(self) -> float | None:
         """Bytes read in a second while leaves are combined; None: as the cost model has it."""
         if self.dtype.kind is NumberKind.BLOCKS:
@@ -116,6 +124,8 @@ def element_format(
         raise LocalError(f"an exact sum has at most {MAX_LEAVES} leaves, not {leaves}")
     if wire is not None:
         form = encoding_for(wire, dtype, op, precision)
+        if form.codec.gathered:
+            return ElementFormat(dtype, form.dtype, form.acc, 1, exact, form)
         return ElementFormat(dtype, form.dtype, form.acc, form.acc.itemsize // form.dtype.itemsize, exact, form)
     return ElementFormat(dtype, dtype, acc, acc.itemsize // dtype.itemsize if exact else 1, exact, None)
 
@@ -125,6 +135,15 @@ def require_algorithm(collective: str, algorithm: str) -> None:
     known = ("auto", *(name for name in plan.ALGORITHMS[collective] if name != "ring"), "local")
     if algorithm not in known:
         raise LocalError(f"algorithm {algorithm!r} is not known; use one of {', '.join(known)}")
+
+
+def require_gathering(algorithm: str, wire: str | None) -> None:
+    """Raise LocalError for an algorithm by which leaves that are gathered do not travel."""
+    known = ("auto", *plan.ALGORITHMS["all_gather"], "local")
+    if algorithm not in known:
+        raise LocalError(
+            f"wire {wire!r} gives all leaves to all ranks, by one of {', '.join(known)}, not {algorithm!r}"
+        )
 
 
 def require_ring_options(precision: Precision, wire: str | None) -> None:
@@ -311,8 +330,18 @@ def reduction(
         sites: A number for each rank.
         chunk_bytes: The longest message.
     Returns:
-        The schedule.
+        The schedule; of an all_gather where leaves are gathered.
     """
+    if how.gathered:
+        counts = tuple([sizes["elements"] * len(leaves_of(rank, world, leaves)) for rank in range(world)])
+        return move(
+            "all_gather",
+            how.dtype.itemsize,
+            world=world,
+            sizes={"counts": counts},
+            sites=sites,
+            chunk_bytes=chunk_bytes,
+        )
     return Schedule(
         collective=collective,
         world=world,

@@ -25,13 +25,15 @@ def passed(wire: str, values: Array) -> Array:
     numbers = list(values.reshape(-1))
     if wire == "bfloat16":
         out = [_bfloat16(x) for x in numbers]
+    elif wire.startswith("topk:1/"):
+        out = _in_blocks(numbers, 4096, lambda chunk: _top_k(chunk, int(wire.removeprefix("topk:1/"))))
     else:
-        out = _in_blocks(numbers, 256, _int8_block)
+        out = _in_blocks(numbers, 64, _int4_block) if wire == "int4" else _in_blocks(numbers, 256, _int8_block)
     return np.array(out, np.float32).reshape(values.shape)
 
 
 def reduced(wire: str, leaves: Sequence[Array], op: str) -> Array:
-    """What an all_reduce gives."""
+    """What an all_reduce gives: of top-k the sum itself, of the others that encoded and decoded once more."""
 
     def node(a: int, b: int) -> Array:
         if b - a == 1:
@@ -44,7 +46,7 @@ def reduced(wire: str, leaves: Sequence[Array], op: str) -> Array:
         total = node(0, len(leaves))
         if op == "avg":
             total = total / np.float32(len(leaves))
-    return passed(wire, total)
+    return total if wire.startswith("topk:") else passed(wire, total)
 
 
 class Fed:
@@ -105,3 +107,46 @@ def _scaled(x: Any, scale: float) -> Any:
     top = float(np.finfo(np.float32).max)
     code = round(float(x) / scale) if scale else 0
     return np.float32(min(max(code * scale, -top), top))
+
+
+def _int4_block(numbers: list[Any]) -> list[Any]:
+    largest = max((abs(float(x)) for x in numbers if math.isfinite(x)), default=0.0)
+    levels = 7 if all(math.isfinite(x) for x in numbers) else 6
+    scale = _next_bfloat16(largest / levels)
+    return [_in_sixteenths(x, scale) for x in numbers]
+
+
+def _in_sixteenths(x: Any, scale: Any) -> Any:
+    """What comes out of x as a code of four bits."""
+    if not math.isfinite(x):
+        return x
+    code = round(float(x / scale)) if scale else 0  # the quotient is a float32
+    top = float(np.finfo(np.float32).max)
+    return np.float32(min(max(code * float(scale), -top), top))
+
+
+def _next_bfloat16(x: float) -> Any:
+    """The smallest bfloat16 that is not below x, which is not negative."""
+    bits = int(np.float32(x).view(np.uint32)) >> 16
+    while bits and float(np.uint32((bits - 1) << 16).view(np.float32)) >= x:
+        bits -= 1
+    while float(np.uint32(bits << 16).view(np.float32)) < x:
+        bits += 1
+    return np.uint32(bits << 16).view(np.float32)
+
+
+def _top_k(chunk: list[Any], n: int) -> list[Any]:
+    """The largest magnitudes, the first of equal ones; NaN above infinity."""
+
+    def rank(at: int) -> tuple[float, int]:
+        return (-math.inf, at) if math.isnan(chunk[at]) else (-min(abs(float(chunk[at])), 2.0**128), at)
+
+    kept = set(sorted(range(len(chunk)), key=rank)[: -(-len(chunk) // n)])
+    return [_kept(x) if at in kept else np.float32(0) for at, x in enumerate(chunk)]
+
+
+def _kept(x: Any) -> Any:
+    short = _bfloat16(x)
+    if math.isinf(short) and not math.isinf(x):
+        return np.float32(math.copysign((2 - 2.0**-7) * 2.0**127, x))
+    return short

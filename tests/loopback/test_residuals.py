@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.loopback
 
 SHARDS, SIZE, STEPS = 4, 4_501, 3
-WIRES = ("int8", "bfloat16")
+WIRES = ("int8", "bfloat16", "int4", "topk:1/64")
 
 
 def values(shard: int, step: int) -> Array:

@@ -12,8 +12,9 @@ import torch
 from depth import deep
 
 from quicoll.errors import LocalError, Mismatch
+from quicoll.local.memory import unusable
 from quicoll.numerics.canonical_order import split
-from quicoll.numerics.codecs import Codec
+from quicoll.numerics.codecs import codec_of
 from quicoll.numerics.dtypes import FLOAT32, Array
 from quicoll.numerics.reduce import ReduceOp, combine, finish
 from quicoll.testing import cluster
@@ -29,7 +30,7 @@ def leaf(number: int) -> Array:
 
 
 def passed(name: str, values: Array) -> Array:
-    codec = Codec.parse(name)
+    codec = codec_of(name)
     coded = np.empty(codec.wire_bytes(values.size, FLOAT32), np.uint8)
     codec.encode(values, FLOAT32, coded)
     out = np.empty_like(values)
@@ -38,7 +39,7 @@ def passed(name: str, values: Array) -> Array:
 
 
 def expected(name: str, op: ReduceOp) -> bytes:
-    """Every leaf encoded and decoded, the canonical tree, the result encoded and decoded."""
+    """Every leaf encoded and decoded, the canonical tree, and the result likewise where leaves are not gathered."""
 
     def node(a: int, b: int) -> Array:
         if b - a == 1:
@@ -49,7 +50,7 @@ def expected(name: str, op: ReduceOp) -> bytes:
 
     out = np.empty(SIZE, np.float32)
     finish(op, node(0, SHARDS), SHARDS, FLOAT32, out)
-    return passed(name, out).tobytes()
+    return (out if codec_of(name).gathered else passed(name, out)).tobytes()
 
 
 @pytest.mark.parametrize(
@@ -58,13 +59,13 @@ def expected(name: str, op: ReduceOp) -> bytes:
 )
 async def test_the_bits_are_the_same_on_all_ranks_and_at_all_world_sizes(world: int, chunk_bytes: int) -> None:
     sites = [f"site-{rank % 2}" for rank in range(world)]
-    cases: list[tuple[str, str, str]] = [
+    summed = [("sum", "direct"), ("sum", "tree"), ("avg", "hierarchical"), ("sum", "exchange"), ("avg", "auto")]
+    gathered = [("sum", "direct"), ("avg", "hierarchical"), ("sum", "auto")]
+    cases = [
         (name, op, algorithm)
-        for name in ("bfloat16", "int8")
-        for op, algorithm in [
-            ("sum", "direct"), ("sum", "tree"), ("avg", "hierarchical"), ("sum", "exchange"), ("avg", "auto"),
-        ]
-    ]  # fmt: skip
+        for name in ("bfloat16", "int8", "int4", "topk:1/64")
+        for op, algorithm in (gathered if codec_of(name).gathered else summed)
+    ]
 
     async def one(job: Any) -> list[bytes]:
         shards = job.group.shards(SHARDS)
@@ -75,11 +76,31 @@ async def test_the_bits_are_the_same_on_all_ranks_and_at_all_world_sizes(world: 
             got.append(result.tobytes())
         return got
 
-    async with cluster(world, chunk_bytes=chunk_bytes, sites=sites) as jobs:
+    async with cluster(world, chunk_bytes=chunk_bytes, sites=sites, lost_after=20.0) as jobs:
         ranks = await asyncio.gather(*map(one, jobs))
     wanted = {(name, op): expected(name, ReduceOp(op)) for name, op, _ in cases}
     for got in ranks:
         assert [bits == wanted[name, op] for bits, (name, op, _) in zip(got, cases, strict=True)] == [True] * len(cases)
+
+
+@pytest.mark.skipif(bool(unusable()), reason=unusable() or "usable")
+@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("size", [5_001, SIZE])  # top-k: small calls and large ones
+async def test_the_memory_of_one_host_gives_the_same_bits(world: int, size: int) -> None:
+    names = ("bfloat16", "int8", "int4", "topk:1/64", "topk:1/2")
+
+    async def one(job: Any) -> list[bytes]:
+        shards = job.group.shards(SHARDS)
+        leaves = shards.leaves([leaf(number)[:size] for number in shards], like=leaf(0)[:size])
+        return [(await job.group.all_reduce(leaves, wire=name)).tobytes() for name in names]
+
+    found = []
+    for local in (True, False):
+        async with cluster(world, local=local, lost_after=20.0) as jobs:
+            found += await asyncio.gather(*map(one, jobs))
+    if size == SIZE:
+        assert found[0] == [expected(name, ReduceOp("sum")) for name in names]
+    assert all(each == found[0] for each in found)
 
 
 async def test_a_result_is_of_the_kind_and_in_the_place_that_was_asked_for() -> None:
@@ -120,3 +141,5 @@ async def test_ranks_that_ask_for_different_formats_get_a_mismatch() -> None:
         assert "wire bfloat16 on rank 0, none on rank 1" in str(failures[0])
         with pytest.raises(LocalError, match="a ring passes on partial sums"):
             jobs[0].group.all_reduce(x, wire="int8", reduce_order="ring")
+        with pytest.raises(LocalError, match="wire format 'topk' is not known; use one of bfloat16"):
+            jobs[0].group.all_reduce(x, wire="topk")

@@ -59,7 +59,8 @@ Tensors = list[torch.Tensor]
 async def asynchronous(group: quicoll.Group, shards: Shards, a: Floats, t: torch.Tensor, many: Tensors) -> None:
     assert_type(group.all_reduce(a), Handle[Floats])
     assert_type(await group.all_reduce(a, op="max", wire="int8"), Floats)
-    assert_type(await group.all_reduce(t), torch.Tensor)
+    assert_type(await group.all_reduce(t, wire="topk:1/64", residual=t), torch.Tensor)
+    assert_type(await group.all_reduce(shards.leaves([a]), wire="int4", residual=shards.leaves([a])), Floats)
     assert_type(await group.all_reduce(many), list[torch.Tensor])
     assert_type(await group.all_reduce(shards.leaves([a, a])), Floats)
     assert_type(await group.all_reduce(shards.leaves([many])), list[torch.Tensor])
@@ -75,7 +76,8 @@ async def asynchronous(group: quicoll.Group, shards: Shards, a: Floats, t: torch
     assert_type(await group.split(0), quicoll.Group | None)
     group.all_reduce(3.0)  # type: ignore[arg-type]
     group.all_gather(many)  # type: ignore[type-var]
-    group.all_reduce(a, wire="int9")  # type: ignore[arg-type]
+    group.all_reduce(a, wire=8)  # type: ignore[arg-type]
+    group.all_reduce(t, wire="int4", residual=3.0)  # type: ignore[arg-type]
     group.send(a, nope=2)  # type: ignore[call-arg]
 
 def synchronous(group: blocking.Group, shards: Shards, a: Floats, t: torch.Tensor, many: Tensors) -> None:

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 import torch
 from fake_links import execute
+from wire_oracle import reduced
 
 from quicoll.collectives.base import GroupView
+from quicoll.collectives.gathered import GatheredAllReduce
 from quicoll.collectives.movements import AllToAll, Barrier, Broadcast, Gather, Scatter
 from quicoll.collectives.objects import MAX_OBJECT_BYTES, AllGatherObject, BroadcastObject
 from quicoll.collectives.point_to_point import Receive, Send
@@ -62,6 +64,7 @@ class Wires:
     """Links between ranks of one process: a message is copied when both ends have named it."""
 
     def __init__(self) -> None:
+        self.bytes_of: dict[int, int] = {}  # by the rank that has sent them
         self.sent: dict[Any, tuple[bytes, Transfer]] = {}
         self.posted: dict[Any, tuple[memoryview, Transfer]] = {}
 
@@ -93,6 +96,7 @@ class Wires:
     ) -> Transfer:
         transfer = Transfer(on_done)
         if sent is not None:
+            self.bytes_of[key[0]] = self.bytes_of.get(key[0], 0) + len(sent)
             self.sent[key] = (sent, transfer)
         if posted is not None:
             self.posted[key] = (posted, transfer)
@@ -112,10 +116,10 @@ def known(operations: Sequence[Operation[Any]]) -> Known:
     return Known(counts, network if operations[0].measures else None)
 
 
-def run(operations: Sequence[Operation[Any]]) -> list[Any]:
+def run(operations: Sequence[Operation[Any]], wires: Wires | None = None) -> list[Any]:
     """Prepare and execute the operations of all ranks; gives their results."""
     assert len({operation.call().signature for operation in operations}) == 1
-    wires = Wires()
+    wires = Wires() if wires is None else wires
     works = [operation.call().make(known(operations)) for operation in operations]
 
     async def every() -> None:
@@ -163,6 +167,49 @@ def test_what_travels_encoded_is_decoded_once_and_the_audit_sees_the_tensors() -
     assert issued.op == "all_reduce float32 (5,2) max default wire=bfloat16"
     ((number, elements),) = issued.inputs
     assert (number, elements[:].tolist()) == (1, values(1).reshape(-1).tolist())
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize(
+    ("wire", "times"), [("bfloat16", 2), ("int8", 1024 / 260), ("int4", 256 / 34), ("topk:1/64", 16384 / 224)]
+)
+def test_a_wire_format_sends_as_many_bytes_as_is_stated(wire: str, times: float, world: int) -> None:
+    """Of one leaf on each rank, by all of them: 2 (p - 1) encoded leaves; where leaves are gathered p (p - 1)."""
+    leaves = [np.random.default_rng(rank).standard_normal(world * 4096).astype(np.float32) for rank in range(world)]
+    made: type[AllReduce] = GatheredAllReduce if wire.startswith("topk") else AllReduce
+    wires = Wires()
+    operations = [made(place(rank, world), leaves[rank], wire=wire, algorithm="direct") for rank in range(world)]
+    results = run(operations, wires)
+    assert {result.tobytes() for result in results} == {reduced(wire, leaves, "sum").tobytes()}
+    encoded = world * 16384 / times
+    ways = world if made is GatheredAllReduce else 2  # to all from each, or to owners and back
+    assert sum(wires.bytes_of.values()) == ways * (world - 1) * encoded
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+@pytest.mark.parametrize("algorithm", ["auto", "direct", "hierarchical"])
+def test_gathered_leaves_have_the_same_bits_by_every_algorithm_at_every_world_size(world: int, algorithm: str) -> None:
+    leaves = [np.random.default_rng(leaf).standard_normal(5000).astype(np.float32) for leaf in range(6)]
+    sites = [rank % 2 for rank in range(world)]
+    operations = []
+    for rank in range(world):
+        mine = leaves_of(rank, world, 6)
+        given = Shards(6, mine.start, len(mine), VIEW).leaves([leaves[leaf] for leaf in mine])
+        here = place(rank, world, sites=sites)
+        operations.append(GatheredAllReduce(here, given, op="avg", wire="topk:1/100", algorithm=algorithm))
+    expected = reduced("topk:1/100", leaves, "avg").tobytes()
+    assert {result.tobytes() for result in run(operations)} == {expected}
+    assert operations[0].issued().op == "all_reduce float32 (5000) avg default wire=topk:1/100"
+
+
+def test_an_algorithm_that_gathers_no_leaves_is_refused_for_top_k() -> None:
+    for algorithm in ("tree", "exchange"):
+        with pytest.raises(LocalError, match="by one of auto, direct, hierarchical, local, not"):
+            GatheredAllReduce(place(0), values(0), wire="topk:1/64", algorithm=algorithm)
+    with pytest.raises(LocalError, match="do not share a host's memory"):
+        GatheredAllReduce(place(0), values(0), wire="topk:1/64", algorithm="local")
+    with pytest.raises(LocalError, match="not encoded: leave wire or reduce_order out"):
+        GatheredAllReduce(place(0), values(0), wire="topk:1/64", reduce_order="ring")
 
 
 def test_a_list_gives_a_list_and_leaves_count_by_shard() -> None:

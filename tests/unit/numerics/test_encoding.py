@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -13,12 +13,16 @@ from hypothesis.extra import numpy as shaped
 from quicoll.errors import LocalError
 from quicoll.numerics.bundle import bundle
 from quicoll.numerics.canonical_order import split
-from quicoll.numerics.codecs import WIRE_BLOCK, Codec
-from quicoll.numerics.dtypes import DTYPES, FLOAT32, FLOAT64, Array, DType, narrow, widen
+from quicoll.numerics.codecs import INT8_WIRE, codec_of
+from quicoll.numerics.dtypes import BFLOAT16, DTYPES, FLOAT32, FLOAT64, Array, DType, narrow, widen
 from quicoll.numerics.encoding import Encoding, encoding_for
 from quicoll.numerics.reduce import ReduceOp, finish, reduce_tree
 
-FORMATS = [(name, dtype) for name in ("bfloat16", "int8") for dtype in Codec.parse(name).parts]
+if TYPE_CHECKING:
+    from quicoll.numerics.codec import Codec
+
+WIRE_BLOCK = INT8_WIRE.block
+FORMATS = [(name, dtype) for name in ("bfloat16", "int8", "int4") for dtype in codec_of(name).parts]
 
 
 class Leaf:
@@ -53,13 +57,13 @@ def bound(codec: Codec, values: Array, dtype: DType) -> Array:
     """Of each element, how far it may be off once encoded and decoded."""
     if codec.name == "bfloat16":
         return np.array([codec.bound(abs(float(x)), dtype) for x in values])
-    largest = [np.abs(values[a : a + WIRE_BLOCK]).max() for a in range(0, values.size, WIRE_BLOCK)]
-    return np.repeat([codec.bound(float(m), dtype) for m in largest], WIRE_BLOCK)[: values.size]
+    largest = [np.abs(values[a : a + codec.block]).max() for a in range(0, values.size, codec.block)]
+    return np.repeat([codec.bound(float(m), dtype) for m in largest], codec.block)[: values.size]
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(
-    st.sampled_from([("bfloat16", FLOAT32), ("bfloat16", FLOAT64), ("int8", FLOAT32), ("int8", DTYPES["float16"])]),
+    st.sampled_from([(name, dtype) for name, dtype in FORMATS if dtype is not BFLOAT16]),
     st.integers(1, 9),
     st.sampled_from([1, 3, WIRE_BLOCK, WIRE_BLOCK + 1, 2 * WIRE_BLOCK + 7]),
     st.data(),
@@ -92,7 +96,7 @@ def test_the_result_is_the_encoded_reduction_of_the_encoded_leaves(
     name: str, dtype: DType, op: ReduceOp, count: int
 ) -> None:
     """Through the codec alone, leaf by leaf, in float64 as the wider precision."""
-    codec, size = Codec.parse(name), 33 * WIRE_BLOCK + 5  # more than one stretch of blocks
+    codec, size = codec_of(name), 33 * WIRE_BLOCK + 5  # more than one stretch of blocks
     rng = np.random.default_rng(count)
     leaves = []
     for _ in range(count):
@@ -161,7 +165,10 @@ def test_tensors_of_a_list_begin_blocks_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("name", "dtype", "op", "message"),
     [
-        ("int4", "float32", ReduceOp.SUM, "wire format 'int4' is not known"),
+        ("int2", "float32", ReduceOp.SUM, "wire format 'int2' is not known"),
+        ("int4", "float64", ReduceOp.SUM, "float64 cannot travel as int4"),
+        ("topk:1/64", "float16", ReduceOp.SUM, "float16 cannot travel as topk:1/64"),
+        ("topk:1/64", "float32", ReduceOp.MAX, "of which max means nothing: it takes sum and avg"),
         ("int8", "float64", ReduceOp.SUM, "float64 cannot travel as int8"),
         ("bfloat16", "float16", ReduceOp.SUM, "float16 cannot travel as bfloat16"),
         ("bfloat16", "int32", ReduceOp.SUM, "int32 cannot travel"),

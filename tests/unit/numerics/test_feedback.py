@@ -16,7 +16,7 @@ from quicoll.numerics.encoding import Encoding, encoding_for
 from quicoll.numerics.feedback import ErrorFeedback
 from quicoll.numerics.reduce import ReduceOp
 
-WIRES = ("bfloat16", "int8")
+WIRES = ("bfloat16", "int8", "int4", "topk:1/8")
 
 
 def form(wire: str, dtype: str = "float32") -> Encoding:

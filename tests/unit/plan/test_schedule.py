@@ -114,6 +114,9 @@ QUESTIONS = [
             {"wire": "bfloat16"},
             {"wire": "int8"},
             {"wire": "int8", "precision": "exact", "dtype": "complex64"},
+            {"wire": "int4"},
+            {"wire": "topk:1/8"},
+            {"wire": "topk:1/64", "precision": "exact", "dtype": "float64", "op": "avg"},
             {"wire": "bfloat16", "dtype": "float64", "precision": "float64"},
             {"dtype": "bfloat16"},
             {"dtype": "float8_e5m2", "op": "max"},
@@ -167,6 +170,7 @@ def test_what_is_explained_is_what_a_group_runs(question: ExplainedCall) -> None
         (("--exact",), 4, "exact_float32, 44 bytes an element, 11 of a leaf; nodes of up to 11 leaves"),
         (("--wire", "bfloat16"), 2, "float32, 4 bytes an element, 2 of a leaf; nodes of up to 2 leaves"),
         (("--wire", "int8"), 260 / 256, "blocks_of_float32, 1024 bytes an element, 3.94 of a leaf; nodes of up to 3"),
+        (("--wire", "int4"), 34 / 64, "blocks_of_float32, 256 bytes an element, 7.53 of a leaf; nodes of up to 7"),
         (("--dtype", "float64", "--exact"), 8, "exact_float64, 272 bytes an element, 34 of a leaf"),
         (("--dtype", "bfloat16",), 2, "float32, 4 bytes an element, 2 of a leaf"),
     ],
@@ -196,6 +200,15 @@ def test_the_command_prints_the_bytes_and_messages_of_those_plans(
     assert f"messages      {sends}\n" in text
 
 
+def test_what_is_gathered_is_explained_as_a_gathering() -> None:
+    elements = 1 << 22
+    text = printed("all_reduce", "--bytes", str(4 * elements), "--wire", "topk:1/64")
+    assert "partial sums  none: all leaves go to all ranks" in text
+    assert re.search(r"busiest rank  (.*) one way", text)[1] == mib(3 * elements * 224 / 4096)
+    table = text[text.index("algorithm   ") :].splitlines()[1:]
+    assert [line.split()[0] for line in table] == ["direct", "hierarchical"]
+
+
 def printed(*arguments: str) -> str:
     result = CliRunner().invoke(app, ["explain", *arguments])
     assert result.exit_code == 0, result.output
@@ -203,7 +216,7 @@ def printed(*arguments: str) -> str:
 
 
 def mib(nbytes: float) -> str:
-    return f"{nbytes / (1 << 20):.2f} MiB"
+    return f"{nbytes / (1 << 20):.2f} MiB" if nbytes >= 1 << 20 else f"{nbytes / 1024:g} KiB"
 
 
 def test_exact_and_encoded_reductions_cost_more_to_combine_and_encoding_is_told() -> None:
@@ -234,7 +247,9 @@ def test_a_ring_is_no_rival_of_what_has_no_order() -> None:
         (["all_reduce", "--precision", "high"], "precision 'high' is not known"),
         (["all_reduce", "--exact", "--algorithm", "ring"], "an exact sum has no order"),
         (["all_reduce", "--wire", "int8", "--algorithm", "ring"], "are not encoded"),
-        (["all_reduce", "--wire", "int4"], "wire format 'int4' is not known"),
+        (["all_reduce", "--wire", "int2"], "wire format 'int2' is not known"),
+        (["all_reduce", "--wire", "topk:1/64", "--op", "max"], "of which max means nothing"),
+        (["all_reduce", "--wire", "topk:1/64", "--algorithm", "tree"], "gives all leaves to all ranks"),
         (["all_reduce", "--wire", "int8", "--dtype", "float64"], "float64 cannot travel as int8"),
         (["all_reduce", "--exact", "--op", "product"], "no exact form"),
         (["all_reduce", "--dtype", "float12"], "dtype 'float12' is not known"),
