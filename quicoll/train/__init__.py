@@ -5,6 +5,7 @@ from __future__ import annotations
 from quicoll.train.architecture import Architecture
 from quicoll.train.bucket import Bucket
 from quicoll.train.checkpointer import Checkpointer
+from quicoll.train.diloco import DiLoCo
 from quicoll.train.divided import Divide, DivisibleTask
 from quicoll.train.figures import WorkerFigures
 from quicoll.train.outcome import TrainingResult, final_result
@@ -19,6 +20,7 @@ __all__ = [
     "Bucket",
     "CheckpointPolicy",
     "Checkpointer",
+    "DiLoCo",
     "Divide",
     "DivisibleTask",
     "Part",

@@ -62,11 +62,13 @@ from quicoll.train.saver import CheckpointPolicy, Saver, newest_state
 from quicoll.train.task import Part
 
 if TYPE_CHECKING:
+    from quicoll.checkpoint.parts import Shard
     from quicoll.collectives.shards import Leaves, Shards
     from quicoll.data.portions import Portion
     from quicoll.data.sampler import Sampler
     from quicoll.job import Job
     from quicoll.plan.schedule import AlgorithmName
+    from quicoll.state.sharded import Sharded
     from quicoll.step.context import Step
     from quicoll.train.task import Task
 
@@ -206,6 +208,14 @@ class Worker:
         if self._tiers is not None:
             self._job.tiers.load_state(state["tiers"])
 
+    def _sharded(self) -> Mapping[str, Sharded]:
+        """What is the job's beside `state`, by name: of it each rank has a part."""
+        return {} if self._moments is None else self._moments.named
+
+    def _sharded_parts(self) -> Mapping[str, Shard]:
+        """What this rank writes of that in a checkpoint."""
+        return {} if self._moments is None else self._moments.parts()
+
     # -- the loop ------------------------------------------------------------------------------------------------------
 
     async def run(self, *, steps: int | None = None, epochs: int | None = None) -> TrainingResult:
@@ -239,17 +249,15 @@ class Worker:
         if self._tiers is not None and job.tiers.current == TierSet():
             job.tiers.load_state({"tier_set": self._tiers.encoded})
         resumed_from = await self._resume()
-        moments = self._moments
         job.register_state(
             self.state,
             self.load_state,
-            sharded=None if moments is None else moments.named,
+            sharded=self._sharded() or None,
             architecture=dict(self.architecture.lines),
         )
         policy = self._checkpoints
         if policy is not None and policy.every:
-            shards = None if moments is None else moments.parts
-            self._saver = Saver(job, policy, self.state, shards=shards, resumed_from=resumed_from or 0)
+            self._saver = Saver(job, policy, self.state, shards=self._sharded_parts, resumed_from=resumed_from or 0)
         else:
             self._saver = None
         before = self.figures

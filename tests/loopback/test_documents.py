@@ -312,6 +312,26 @@ async def a_worker(block: str, directory: Path) -> None:
     assert quicoll.checkpoint.of_step(directory / "checkpoints", 9).step == 9
 
 
+async def in_rounds(block: str, directory: Path) -> None:
+    import torch
+
+    class Data(torch.utils.data.Dataset[Any]):
+        def __len__(self) -> int:
+            return 100
+
+        def __getitem__(self, index: int) -> Any:
+            return torch.full((3,), index / 100), index % 2
+
+    async def rank(job: quicoll.Job) -> Any:
+        return (await piece(block, job=job, model=torch.nn.Linear(3, 2), dataset=Data()))["result"]
+
+    with contextlib.chdir(directory):
+        async with cluster(2) as jobs:
+            one, other = await asyncio.gather(*map(rank, jobs))
+    assert (one.steps, one.digest) == (4, other.digest)
+    assert quicoll.checkpoint.of_step(directory / "checkpoints", 4).step == 4
+
+
 async def without_asyncio(block: str, directory: Path) -> None:
     (directory / "mean.py").write_text(block)
     said = program("-m", "quicoll.cli.main", "run", "-n", "2", "--lost-after", LOST_AFTER, "mean.py", cwd=directory)
@@ -666,6 +686,7 @@ RUNS: dict[str, Run] = {
     "docs/howto/accumulation.md: for step in training.epochs(2):": recipe,
     "docs/howto/batchnorm.md: model = nn.Sequential(nn.Linear(16, 64), nn.BatchNorm1d(64),": recipe,
     'docs/howto/certificates.md: credentials = Credentials.from_directory("certs/train", role': certificate,
+    "docs/howto/diloco.md: sampler = quicoll.data.Sampler(len(dataset), batch_size=16, ": in_rounds,
     "docs/howto/dropout.md: model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Dropo": recipe,
     'docs/howto/dropout.md: noise = step.seed.derive("noise", step.shard).generator("tor': recipe,
     "docs/howto/mixed_precision.md: for step in training.epochs(2):": recipe,

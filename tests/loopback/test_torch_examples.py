@@ -18,15 +18,38 @@ pytestmark = [pytest.mark.loopback, pytest.mark.slow, pytest.mark.warm("torch")]
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
+# An example, of which one process waits for its end as soon as it has told of its first round.
+HELD = """
+import builtins, os, runpy, sys, time
+
+def told(*words, say=print, **options):
+    say(*words, **options)
+    first = (os.environ["QUICOLL_NODE"], os.environ["QUICOLL_RESTARTS"]) == ("worker-1", "0")
+    if first and words[0].startswith("round 1"):
+        time.sleep(600)
+
+builtins.print = told
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
 class Launch:
     """A run of an example: what it says, and what is done when a worker says something."""
 
-    def __init__(self, name: str, *arguments: str | Path, workers: int, expects: Callable[[str], bool] | None = None):
+    def __init__(
+        self,
+        name: str,
+        *arguments: str | Path,
+        workers: int,
+        expects: Callable[[str], bool] | None = None,
+        program: str = "",
+    ) -> None:
         self.lines: list[str] = []
         self.killed: list[int] = []
         self._expects = expects
         self._supervisor = Supervisor(
-            [sys.executable, str(EXAMPLES / name), *map(str, arguments)],
+            [sys.executable, *(["-c", program] if program else []), str(EXAMPLES / name), *map(str, arguments)],
             workers=workers, seed=7, lost_after=1.5, backoff=0.1, output=self._said,
         )  # fmt: skip
 
@@ -83,3 +106,18 @@ async def test_what_is_divided_trains_as_one_process_does(name: str, workers: in
     far = await Launch(name, workers=workers).far()
     assert len(far) == workers
     assert max(far) < 1e-5
+
+
+async def test_diloco_ends_with_one_digest_on_any_number_of_ranks_though_one_is_killed(tmp_path: Path) -> None:
+    recipe = ("--wire", "int8", "--rounds")
+    alone = await Launch("diloco.py", *recipe, "3", workers=1).run()
+    killed = Launch(
+        "diloco.py", *recipe, "3", workers=3, expects=lambda line: line.startswith("worker-1: round 1"), program=HELD
+    )
+    assert await killed.run() == alone
+    # Interrupted by the end of its rounds, and gone on with by another number of ranks.
+    where = ("--checkpoints", tmp_path)
+    assert await Launch("diloco.py", *recipe, "2", *where, workers=1).run() != alone
+    on = Launch("diloco.py", *recipe, "3", *where, workers=2)
+    assert await on.run() == alone
+    assert not any("round 2" in line for line in on.lines)

@@ -1,0 +1,422 @@
+"""DiLoCo: workers train by themselves for many steps, and exchange how far they have come (arXiv 2311.08105), also in
+fragments and while they compute (Streaming DiLoCo, arXiv 2501.18512). Each round is one atomic step of the job.
+
+    round       for each logical worker: `every` inner steps of the inner optimizer, on its own samples, nothing sent
+    turn        of a fragment (quicoll.train.diloco_turns): the pseudo-gradients of all logical workers, the job's
+                parameters less the worker's, are averaged in canonical order; `delay` inner steps later, by number,
+                the outer optimizer steps with the mean, and each worker goes on from its result
+    commit      the job's parameters, the outer optimizer, every worker's own memory (quicoll.train.diloco_workers) and
+                the data's position move together, on all ranks, or nothing does
+
+It is a `Worker` whose step is a round: resuming, checkpoints, SIGTERM, the check that all train the same thing and
+`run` are the worker's (quicoll.train.worker). A function of one's own for the loss, and not a loop: a rank computes the
+inner steps of several logical workers in turn, begins exchanges between two of them, and computes all of it again where
+a round is aborted. So the loop is the library's, and what stands in it is the user's.
+
+States of a round, on a rank:
+
+    open --turns, staged, voted--> committed    all of the above has moved
+    open --StepAborted----------> aborted       nothing has; the round is computed again from the committed state, with
+                                                the ranks that there are then
+    open --Partitioned----------> in doubt      either of them, found out when this rank is heard again
+
+Invariants.
+1. What a round computes is a function of the committed state, the number of the round and the samples. A logical worker
+   is one leaf of the reductions, on whichever rank it is, so the bits are those of one rank with all logical workers.
+2. An attempt works in copies. The module and the optimizers hold what is committed whenever anything is awaited.
+3. A result is applied after inner step number begin + delay, whenever it arrived: one that is late is waited for there.
+4. What a wire format loses stays in the worker's residual, if it is to, and is sent with its next exchange. Residuals
+   are of the attempt until it is committed, so an aborted one loses and repeats nothing.
+5. Every rank issues the same collectives in a round, also one that has no logical worker.
+
+Failures.
+- A rank is lost: its logical workers are computed by others from then on. What they had of their own comes from the
+  ranks that keep a copy (`backup`), and the bits are as if nothing had happened. Where none has one, the job stops with
+  ShardLost, and goes on from its newest checkpoint, with the same bits.
+- A rank is slow: the others wait where its pseudo-gradients are needed, `delay` inner steps after they were due.
+- A loss that is no number: it spreads as in any training. Nothing looks for it.
+- The round takes longer than the setting `timeout` on one rank than on another: the collectives of the faster ones end
+  with PeerError. It has to be longer than the longest difference between ranks in a round.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from quicoll.errors import LocalError
+from quicoll.numerics.buffers import source
+from quicoll.numerics.bundle import Bundle
+from quicoll.numerics.dtypes import FLOAT32
+from quicoll.numerics.encoding import Encoding, encoding_for
+from quicoll.numerics.feedback import ErrorFeedback
+from quicoll.numerics.reduce import ReduceOp
+from quicoll.state.sharded import Sharded
+from quicoll.train.diloco_turns import cut_fragments, turns_of
+from quicoll.train.diloco_workers import LogicalWorker, WorkerRows, in_place_of, kept_by, step_apart
+from quicoll.train.divided import PieceArchive
+from quicoll.train.task import Part
+from quicoll.train.torch_task import TorchTask
+from quicoll.train.worker import Worker
+
+if TYPE_CHECKING:
+    import torch
+
+    from quicoll.checkpoint.parts import Shard
+    from quicoll.collectives.handle import Handle
+    from quicoll.collectives.shards import Shards
+    from quicoll.data.feed import Feed
+    from quicoll.data.portions import Position
+    from quicoll.data.sampler import Sampler
+    from quicoll.job import Job
+    from quicoll.numerics.codecs import WireFormat
+    from quicoll.plan.schedule import AlgorithmName
+    from quicoll.step.context import Step
+    from quicoll.train.diloco_workers import State
+    from quicoll.train.figures import StepTimes
+    from quicoll.train.saver import CheckpointPolicy
+    from quicoll.train.worker import OnStep
+
+__all__ = ["DiLoCo"]
+
+_NAME, _PREFIX, _PIECE = "workers", "workers.", "row"
+
+
+class DiLoCo(Worker):
+    """Trains a torch module by rounds of inner steps. See the module's head; every rank makes an equal one.
+
+        diloco = quicoll.train.DiLoCo(
+            job,
+            model,
+            torch.optim.AdamW(model.parameters(), lr=4e-4),
+            torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True),
+            lambda model, part: functional.cross_entropy(model(part.samples[0]), part.samples[1]),
+            data=feed,
+            every=100,
+        )
+        result = await diloco.run(steps=50)  # rounds
+
+    A step of this worker, of its checkpoints and of `run(steps=...)` is a round. Between rounds the model has the job's
+    parameters.
+
+    Attributes:
+        architecture: As a `Worker`'s.
+        figures: As a `Worker`'s, by rounds.
+        loss: The mean loss of the inner steps of the last committed round, over all logical workers; the same bits on
+            all ranks. NaN before the first.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        model: torch.nn.Module,
+        inner: torch.optim.Optimizer,
+        outer: torch.optim.Optimizer,
+        loss: Callable[[torch.nn.Module, Part], torch.Tensor],
+        *,
+        data: Sampler | Feed | None = None,
+        shards: int | None = None,
+        every: int = 100,
+        fragments: int = 8,
+        delay: int = 5,
+        mix: float | None = None,
+        wire: WireFormat | None = None,
+        feedback: bool = True,
+        keep_inner: bool = True,
+        backup: int = 1,
+        schedule: Callable[[int], float] | None = None,
+        checkpoints: CheckpointPolicy | None = None,
+        on_step: OnStep | None = None,
+        on_inner_step: OnStep | None = None,
+        algorithm: AlgorithmName = "auto",
+        report_every: int = 0,
+    ) -> None:
+        """Say what is trained. Nothing is sent yet.
+
+        Args:
+            job: A joined job.
+            model: What is trained, in float32. Without layers that keep running statistics.
+            inner: The optimizer of the inner steps, of all parameters that require a gradient. Each logical worker has
+                its state for itself. To clip gradients, give it a hook (`register_step_pre_hook`).
+            outer: The optimizer of the job's parameters, which gets the mean pseudo-gradient as their gradient: the
+                paper's is SGD with lr=0.7, momentum=0.9 and nesterov=True. Of the same parameters.
+            loss: Gives the mean loss over the samples of a part, a scalar, as for `TorchTask`. `part.step` is the
+                number of the inner step, from 1 over all rounds; `part.shard` is the logical worker.
+            data: Which samples each logical worker has in an inner step, or a feed with the samples too. None: the loss
+                finds them by `part.shard` and `part.step`.
+            shards: The logical workers: at least as many as there will ever be ranks, and the same for the whole job.
+                The bits depend on them and not on the ranks. Of the data where there is some.
+            every: Inner steps of a round.
+            fragments: Into how many runs of whole parameters the model is cut; each is exchanged in its turn. 1: all at
+                once.
+            delay: Inner steps that go on while a fragment is exchanged, before its result is applied; 0: none.
+            mix: How much of a worker's own parameters stays when a result is applied after a delay, 0 to 1: own * mix +
+                job's * (1 - mix). None: 0.5 with a delay; without one a worker takes the job's.
+            wire: What pseudo-gradients travel as, as in `Group.all_reduce`; None: float32.
+            feedback: Whether what the wire format loses is kept, and sent with the worker's next exchange.
+            keep_inner: Whether a worker's inner optimizer keeps its state from round to round; False: it begins each
+                round as it was made, and there is nothing of it to keep a copy of.
+            backup: How many further ranks keep a copy of what each logical worker has of its own. With 1, the loss of
+                one rank loses nothing, and costs the bytes of that copy in each round; 0: none is sent, and the job
+                goes on from a checkpoint then.
+            schedule: By what the inner learning rates are multiplied in an inner step of this number: a function of the
+                number alone.
+            checkpoints: When they are written, in rounds; None: never, and none is looked for.
+            on_step: Called with the round's number after each that this rank committed, as for a `Worker`.
+            on_inner_step: Called with the inner step's number after each, also in a round that is aborted later, and
+                awaited if it returns an awaitable.
+            algorithm: As in `Group.all_reduce`. Changes no bits.
+            report_every: An event "progress" comes after each so many rounds; 0: none.
+        Raises:
+            LocalError: An argument is invalid, or the model or an optimizer cannot be trained so; says why.
+        """
+        turns = turns_of(every, fragments, delay)
+        if mix is not None and not (delay and 0.0 <= mix <= 1.0):
+            raise LocalError(f"mix is 0 to 1, and needs a delay: mix={mix}, delay={delay}")
+        if backup < 0:
+            raise LocalError(f"backup is 0 or more, not {backup}")
+        task = _Rounds(
+            model,
+            outer,
+            loss,
+            inner=inner,
+            every=every,
+            fragments=fragments,
+            delay=delay,
+            mix=mix,
+            wire=wire,
+            feedback=wire is not None and feedback,
+            keep_inner=keep_inner,
+        )
+        super().__init__(
+            job, task, data=data, shards=shards, checkpoints=checkpoints, on_step=on_step, algorithm=algorithm,
+            report_every=report_every,
+        )  # fmt: skip
+        trained = [each for each in model.parameters() if each.requires_grad]
+        if len(task.parameters()) > len(trained):
+            moved = ", ".join(list(task.parameters())[len(trained) :])
+            raise LocalError(f"each logical worker would move {moved} by itself: train a model without such buffers")
+        cuts = cut_fragments([each.numel() for each in trained], fragments)
+        kept = kept_by(inner, trained)
+        kept_by(outer, trained)
+        # After the last turn of a round nothing has moved a worker's parameters away from the job's, unless it mixes.
+        mix = (0.5 if delay else 0.0) if mix is None else mix
+        carried = [number for cut in (cuts if mix else cuts[:-1]) for number in cut]
+        sizes = [sum(trained[number].numel() for number in cut) for cut in cuts]
+        self._trainer = task
+        self._inner, self._outer = inner, outer
+        self._parameters: list[torch.nn.Parameter] = trained
+        self._rates = [group["lr"] for group in inner.param_groups]
+        self._schedule = schedule
+        self._every, self._turns, self._mix, self._fragments = every, turns, mix, cuts
+        self._on_inner_step = on_inner_step
+        self._wire = wire
+        self._form: Encoding | None = None if wire is None else encoding_for(wire, FLOAT32, ReduceOp.AVG, "default")
+        self._feedback = wire is not None and feedback
+        self._keep_inner = keep_inner
+        self._rows = WorkerRows(
+            trained, carried, kept if keep_inner else [{} for _ in kept], sizes if self._feedback else []
+        )
+        self._own = Sharded(
+            self._shards * self._rows.length, {_PIECE: "float32"}, blocks=self._shards, backup=backup,
+            read=self._read, torch=True,
+        )  # fmt: skip
+        directory = None if checkpoints is None else checkpoints.directory
+        self._archive = self._own.index = PieceArchive(_PREFIX, directory, "torch")
+        self.loss = float("nan")
+
+    def _sharded(self) -> Mapping[str, Sharded]:
+        return {_NAME: self._own}
+
+    def _sharded_parts(self) -> Mapping[str, Shard]:
+        return self._archive.parts(self._own)
+
+    def _read(self, step: int, name: str, start: int, stop: int) -> Any:
+        return self._archive.read(self._own, step, name, start, stop)
+
+    # -- a round -------------------------------------------------------------------------------------------------------
+
+    async def _update(self, step: Step, times: StepTimes) -> Callable[[], None]:
+        """Compute a round; return what is left for the commit."""
+        clock, group = asyncio.get_running_loop().time, self._job.group
+        shards = group.shards(self._shards)
+        mine, length = self._own[_PIECE], self._rows.length
+        workers = [
+            self._rows.worker(shard, mine[place * length : (place + 1) * length]) for place, shard in enumerate(shards)
+        ]
+        values = list(self._parameters)  # of the job, as this round leaves them
+        states: dict[int, State] = {}
+        under_way: dict[int, Handle[torch.Tensor]] = {}
+        position = None if self._sampler is None else self._sampler.position
+        done = 0
+        for turn in self._turns:
+            while done < turn.at:
+                done += 1
+                position = await self._inner_step(step, shards, workers, done, position, times)
+            if turn.begins:
+                under_way[turn.fragment] = self._exchange(shards, workers, turn.fragment)
+                continue
+            began = clock()
+            mean = await under_way.pop(turn.fragment)
+            times.communication += clock() - began
+            self._apply(turn.fragment, mean, workers, values, states)
+        began = clock()
+        loss = await self._mean_loss(shards, workers)
+        rows = self._own[_PIECE].new_empty(len(workers) * length)
+        for place, worker in enumerate(workers):
+            if not self._keep_inner:
+                worker.state = None
+            self._rows.write(worker, rows[place * length : (place + 1) * length])
+        await self._own.stage(step, {_PIECE: rows})
+        times.communication += clock() - began
+        return lambda: self._commit(values, states, loss)
+
+    async def _inner_step(
+        self,
+        step: Step,
+        shards: Shards,
+        workers: Sequence[LogicalWorker],
+        done: int,
+        position: Position | None,
+        times: StepTimes,
+    ) -> Position | None:
+        """Do inner step `done` of the round for each logical worker here; return where the data stands then."""
+        number = (step.number - 1) * self._every + done
+        clock, seed = asyncio.get_running_loop().time, self._job.seed.for_step(number)
+        began = clock()
+        if self._data is None or self._sampler is None or position is None:
+            parts = [Part(number, worker.shard, seed.for_shard(worker.shard)) for worker in workers]
+        else:
+            parts = [
+                Part(number, each.shard, seed.for_shard(each.shard), each.indices, each.samples)
+                for each in self._data.take(step, shards)
+            ]
+            times.samples += self._sampler.samples(position)
+            position = self._sampler.after(position)
+        times.data += clock() - began
+        factor = 1.0 if self._schedule is None else self._schedule(number)
+        for worker, part in zip(workers, parts, strict=True):
+            if part.indices is None or part.indices.size:  # at the end of an epoch some may have no samples
+                self._train_worker(worker, part, factor)
+        waiting = None if self._on_inner_step is None else self._on_inner_step(number)
+        # Whoever wants to be heard on this loop, such as the handler of SIGTERM, is heard after each inner step.
+        await (waiting if inspect.isawaitable(waiting) else asyncio.sleep(0))
+        return position
+
+    def _train_worker(self, worker: LogicalWorker, part: Part, factor: float) -> None:
+        import torch
+
+        with in_place_of(self._parameters, worker.values, self._inner, worker.state) as state:
+            loss = self._trainer.forward(part)
+            for parameter, gradient in zip(self._parameters, self._trainer.backward(loss), strict=True):
+                parameter.grad = torch.as_tensor(gradient)
+            for group, rate in zip(self._inner.param_groups, self._rates, strict=True):
+                group["lr"] = rate * factor
+            try:
+                self._inner.step()
+            finally:
+                for group, rate in zip(self._inner.param_groups, self._rates, strict=True):
+                    group["lr"] = rate
+        worker.state = state
+        worker.loss += float(loss[0].detach())
+        worker.steps += 1
+
+    def _exchange(self, shards: Shards, workers: Sequence[LogicalWorker], fragment: int) -> Handle[torch.Tensor]:
+        """Begin to average the pseudo-gradients of a fragment, one flat tensor for each logical worker."""
+        import torch
+
+        places = self._fragments[fragment]
+        flats = [
+            torch.cat([(self._parameters[n].detach() - worker.values[n]).reshape(-1) for n in places]).cpu()
+            for worker in workers
+        ]
+        if self._form is not None and self._feedback and workers:
+            # What `all_reduce(residual=...)` does when the step is committed, but now: a residual is part of a row, and
+            # rows are staged, and copied to other ranks, before the vote.
+            feedback = ErrorFeedback(
+                [worker.residuals[fragment] for worker in workers],
+                [Bundle.of(source(flat)) for flat in flats],
+                self._form,
+                apart_from=flats,
+            )
+            feedback.encode()
+            flats = [torch.from_numpy(feedback.sums(place)[0]) for place in range(len(workers))]
+            feedback.commit()
+        like = torch.empty(sum(self._parameters[n].numel() for n in places))
+        return self._job.group.all_reduce(
+            shards.leaves(flats, like=like), op="avg", algorithm=self._algorithm, wire=self._wire
+        )
+
+    def _apply(
+        self,
+        fragment: int,
+        mean: torch.Tensor,
+        workers: Sequence[LogicalWorker],
+        values: list[Any],
+        states: dict[int, State],
+    ) -> None:
+        """Let the outer optimizer step a fragment, apart from what is committed, and the workers go on from there."""
+        import torch
+
+        places = self._fragments[fragment]
+        parameters = [self._parameters[number] for number in places]
+        sizes = [each.numel() for each in parameters]
+        flats = zip(torch.split(mean, sizes), parameters, strict=True)
+        gradients = [flat.view_as(each).to(each.device) for flat, each in flats]
+        new, kept = step_apart(self._outer, parameters, gradients)
+        with torch.no_grad():
+            for number, value, state in zip(places, new, kept, strict=True):
+                values[number], states[number] = value, state
+                for worker in workers:
+                    own = worker.values[number]
+                    if self._mix:
+                        own.mul_(self._mix).add_(value * (1.0 - self._mix))
+                    else:
+                        own.copy_(value)
+
+    async def _mean_loss(self, shards: Shards, workers: Sequence[LogicalWorker]) -> float:
+        leaves = [np.array([worker.loss / max(worker.steps, 1)], np.float32) for worker in workers]
+        mean = await self._job.group.all_reduce(
+            shards.leaves(leaves, like=np.empty(1, np.float32)), op="avg", algorithm=self._algorithm
+        )
+        return float(mean[0])
+
+    def _commit(self, values: Sequence[torch.Tensor], states: Mapping[int, State], loss: float) -> None:
+        """Take what the round has come to."""
+        import torch
+
+        with torch.no_grad():
+            for number, parameter in enumerate(self._parameters):
+                parameter.copy_(values[number])
+                if states[number]:
+                    self._outer.state[parameter] = states[number]
+        self.loss = loss
+
+
+class _Rounds(TorchTask):
+    """The module with the job's parameters, the outer optimizer, and the recipe, which is the same on all ranks."""
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        outer: torch.optim.Optimizer,
+        loss: Callable[[torch.nn.Module, Part], torch.Tensor],
+        *,
+        inner: torch.optim.Optimizer,
+        **recipe: object,
+    ) -> None:
+        super().__init__(module, outer, loss)
+        self._recipe = {"inner optimizer": _said(inner), **recipe}
+
+    def architecture(self) -> Mapping[str, Any]:
+        """Return what a torch task returns, and the recipe."""
+        return {**super().architecture(), **self._recipe}
+
+
+def _said(optimizer: torch.optim.Optimizer) -> str:
+    defaults = {name: value for name, value in sorted(optimizer.defaults.items()) if name != "params"}
+    return f"{type(optimizer).__name__} {defaults}"

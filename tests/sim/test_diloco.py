@@ -1,0 +1,530 @@
+"""DiLoCo in simulated clusters: the bits of a plain loop in one process, on any number of ranks and through aborts."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from depth import deep
+from torch import nn
+from torch.nn import functional
+
+from quicoll.data import Sampler
+from quicoll.errors import JobDone, LocalError
+from quicoll.sim import RunFailed, Settings, Simulation, scenario
+from quicoll.train import CheckpointPolicy, DiLoCo
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from quicoll.job import Job
+    from quicoll.train import Part
+
+WORKERS, EVERY, ROUNDS = 4, 6, 4
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tensors so small gain nothing by more, and torch's threads spin where the machine has other work."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def of_layers() -> nn.Module:
+    torch.manual_seed(5)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+
+
+def of_dropout() -> nn.Module:
+    torch.manual_seed(5)
+    return nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 1))
+
+
+def samples(worker: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a logical worker has in an inner step."""
+    x = torch.randn(5, 6, generator=torch.Generator().manual_seed(1000 * step + worker))
+    return x, torch.tanh(x.sum(1)) + 0.1 * worker
+
+
+def loss_of(model: nn.Module, part: Part) -> torch.Tensor:
+    x, y = samples(part.shard, part.step)
+    return functional.mse_loss(model(x)[:, 0], y)
+
+
+def of_indices(model: nn.Module, part: Part) -> torch.Tensor:
+    assert part.indices is not None
+    x = torch.from_numpy(part.indices)[:, None] * torch.linspace(-1.0, 1.0, 6) / 50
+    return functional.mse_loss(model(x)[:, 0], torch.sin(3 * x.sum(1)))
+
+
+def adam(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=0.02)
+
+
+def nesterov(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+
+
+class Ended:
+    """What a run has come to."""
+
+    def __init__(self) -> None:
+        self.models: list[dict[str, torch.Tensor]] = []
+        self.losses: dict[int, float] = {}
+        self.digests: set[str] = set()
+        self.aborted = 0
+
+    def same(self, other: Ended) -> None:
+        assert self.digests == other.digests
+        assert len(self.digests) == 1
+        assert self.losses == other.losses
+
+
+def trained(
+    ranks: int,
+    *,
+    rounds: int = ROUNDS,
+    make: Callable[[], nn.Module] = of_layers,
+    inner: Callable[[nn.Module], torch.optim.Optimizer] = adam,
+    events: Callable[[Simulation], None] | None = None,
+    pace: float = 0.0,
+    data: bool = False,
+    backup: int = 1,
+    shards: int = WORKERS,
+    **options: Any,
+) -> Ended:
+    """Train on so many ranks."""
+    ended = Ended()
+
+    async def worker(job: Job, _: Simulation) -> None:
+        model = make()
+        sampler = Sampler(50, batch_size=2 * shards, shards=shards, seed=3) if data else None
+        diloco = DiLoCo(
+            job, model, inner(model), nesterov(model), of_indices if data else loss_of, data=sampler, shards=shards,
+            backup=backup,
+            on_step=lambda number: ended.losses.setdefault(number, diloco.loss) == diloco.loss or pytest.fail("loss"),
+            on_inner_step=lambda _: asyncio.sleep(pace),
+            **({"every": EVERY, "fragments": 1, "delay": 0} | options),
+        )  # fmt: skip
+        result = await diloco.run(steps=rounds)
+        ended.digests.add(result.digest)
+        ended.models.append({name: value.detach().clone() for name, value in model.named_parameters()})
+
+    simulation = Simulation(worker, seed=3, settings=Settings(ranks=ranks, limit=400.0))
+    if events is not None:
+        events(simulation)
+    outcome = simulation.run()
+    if outcome.error is not None:
+        raise outcome.error
+    ended.aborted = outcome.aborted
+    return ended
+
+
+def plainly(
+    *, fragments: Sequence[Sequence[int]], delay: int, mix: float, wire: bool = False, fresh: bool = False
+) -> dict[str, torch.Tensor]:
+    """DiLoCo as a paper has it: one process, a copy of the model for each worker. Parameters by name.
+
+    wire: What is exchanged is bfloat16, and what that loses is sent the next time. fresh: inner optimizers begin anew.
+    """
+    job = of_layers()
+    outer = nesterov(job)
+    workers = [copy.deepcopy(job) for _ in range(WORKERS)]
+    inners = [adam(each) for each in workers]
+    whole = [*job.parameters()]
+    own = [[*each.parameters()] for each in workers]
+    ends = {(number + 1) * EVERY // len(fragments): which for number, which in enumerate(fragments)}
+    lost = [[torch.zeros_like(value, requires_grad=False) for value in whole] for _ in workers]
+    under_way: dict[int, dict[int, torch.Tensor]] = {}
+
+    def sent(worker: int, place: int) -> torch.Tensor:
+        delta = (whole[place] - own[worker][place]).detach()
+        if wire:
+            delta += lost[worker][place]
+            given, delta = delta, delta.bfloat16().float()
+            lost[worker][place] = given - delta
+        return delta
+
+    def begin(at: int) -> None:
+        if at in ends:
+            under_way[at] = {}
+            for place in ends[at]:
+                deltas = [sent(worker, place) for worker in range(WORKERS)]
+                mean = ((deltas[0] + deltas[1]) + (deltas[2] + deltas[3])) / 4
+                under_way[at][place] = mean.bfloat16().float() if wire else mean
+
+    for number in range(ROUNDS):
+        if fresh:
+            inners = [adam(each) for each in workers]
+        begin(delay)
+        for step in range(1, EVERY + 1):
+            for place, (model, optimizer) in enumerate(zip(workers, inners, strict=True)):
+                optimizer.zero_grad()
+                x, y = samples(place, number * EVERY + step)
+                functional.mse_loss(model(x)[:, 0], y).backward()
+                optimizer.step()
+            if delay == 0:
+                begin(step)
+            for place, gradient in under_way.pop(step, {}).items():
+                whole[place].grad = gradient
+            outer.step()
+            with torch.no_grad():
+                for place, value in enumerate(whole):
+                    if value.grad is not None:
+                        for each in own:
+                            each[place].copy_(each[place] * mix + value * (1.0 - mix))
+            outer.zero_grad()
+            if delay:
+                begin(step + delay)
+    return {name: value.detach() for name, value in job.named_parameters()}
+
+
+RECIPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "at once": ({}, {"fragments": [range(6)], "delay": 0, "mix": 0.0}),
+    "with a delay": ({"delay": 2}, {"fragments": [range(6)], "delay": 2, "mix": 0.5}),
+    "in fragments": ({"fragments": 2}, {"fragments": [range(2), range(2, 6)], "delay": 0, "mix": 0.0}),
+    "in fragments with a delay": (
+        {"fragments": 3, "delay": 2, "mix": 0.25},
+        {"fragments": [range(1), range(1, 3), range(3, 6)], "delay": 2, "mix": 0.25},
+    ),
+    "with inner optimizers that begin anew": (
+        {"keep_inner": False},
+        {"fragments": [range(6)], "delay": 0, "mix": 0.0, "fresh": True},
+    ),
+    "in fewer bits": (
+        {"fragments": 2, "delay": 1, "wire": "bfloat16"},
+        {"fragments": [range(2), range(2, 6)], "delay": 1, "mix": 0.5, "wire": True},
+    ),
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_bits_are_those_of_a_plain_loop_in_one_process_on_any_number_of_ranks(recipe: str) -> None:
+    options, plain = RECIPES[recipe]
+    wanted = plainly(**plain)
+    alone = trained(1, **options)
+    assert alone.losses[ROUNDS] < alone.losses[1]
+    for ranks in (1, *deep((2, 4), (2, 3, 4, 5))):
+        found = trained(ranks, **options)
+        found.same(alone)
+        for model in found.models:
+            for name, value in wanted.items():
+                assert torch.equal(model[name], value), (ranks, name)
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "dropout": {"make": of_dropout, "fragments": 2, "delay": 1},
+    "data in epochs that no round divides": {"data": True, "fragments": 3, "delay": 2},
+    "a schedule": {"schedule": lambda step: min(1.0, step / 10)},
+    "an inner optimizer without a state": {"inner": lambda model: torch.optim.SGD(model.parameters(), lr=0.1)},
+    "an inner momentum, dampened": {
+        "inner": lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, dampening=0.5)
+    },
+    "an inner optimizer that is made with a state": {"inner": lambda model: torch.optim.Adagrad(model.parameters())},
+    "int4 with what it loses": {"wire": "int4", "fragments": 2, "delay": 1},
+    "the largest with what they lose": {"wire": "topk:1/8", "fragments": 3, "delay": 2},
+    "a wire format without feedback": {"wire": "int8", "feedback": False},
+    "an inner optimizer that is made with a state, anew in each round": {
+        "inner": lambda model: torch.optim.Adagrad(model.parameters()),
+        "keep_inner": False,
+    },
+    "three workers": {"shards": 3, "fragments": 2},
+    "int8 with what it loses": {"wire": "int8", "fragments": 2, "delay": 1},
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_bits_are_those_of_one_rank_on_any_number_of_them(variant: str) -> None:
+    alone = trained(1, **VARIANTS[variant])
+    for ranks in deep((3,), (2, 3, 4, 5)):
+        trained(ranks, **VARIANTS[variant]).same(alone)
+
+
+def test_the_schedule_is_by_the_number_of_the_inner_step_over_all_rounds() -> None:
+    asked: list[int] = []
+
+    def schedule(step: int) -> float:
+        asked.append(step)
+        return 0.0 if step > EVERY else 1.0
+
+    found, once = trained(1, schedule=schedule, rounds=2, inner=plain_sgd), trained(1, rounds=1, inner=plain_sgd)
+    assert sorted(set(asked)) == list(range(1, 2 * EVERY + 1))
+    assert found.losses[1] == once.losses[1]
+    # The second round moves no worker: the outer optimizer gets zeros, and goes on by its momentum alone.
+    before = dict(of_layers().named_parameters())
+    for name, value in once.models[0].items():
+        momentum = (value - before[name].detach()) * 0.9 / 1.9 * 0.9
+        assert torch.allclose(found.models[0][name], value + momentum, atol=1e-6)
+
+
+def plain_sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+RECIPE: dict[str, Any] = {
+    "fragments": 2, "delay": 2, "make": of_dropout, "data": True, "rounds": 6, "wire": "int8"
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("when", deep([2.1, 3.3], [0.9, 1.6, 2.1, 2.8, 3.3]))
+def test_a_rank_that_is_killed_in_a_round_and_whose_workers_others_take_over_changes_no_bit(when: float) -> None:
+    def events(sim: Simulation) -> None:
+        sim.at(when).crash(1)
+        sim.at(when + 20.0).restart(1)  # when the job is done
+
+    found = trained(3, pace=0.25, events=events, **RECIPE)
+    assert found.aborted > 0
+    assert len(found.models) == 2
+    found.same(trained(1, **RECIPE))
+
+
+def test_ranks_that_are_killed_one_after_the_other_and_come_back_change_no_bit() -> None:
+    def events(sim: Simulation) -> None:
+        for number in range(3):
+            sim.at(1.1 + 4.2 * number).crash(number)
+            sim.at(2.0 + 4.2 * number).restart(number)
+
+    found = trained(3, pace=0.25, events=events, **RECIPE)
+    assert found.aborted > 0
+    found.same(trained(1, **RECIPE))
+
+
+def test_ranks_that_are_cut_off_in_a_round_and_in_a_vote_change_no_bit() -> None:
+    def events(sim: Simulation) -> None:
+        sim.at(2.2).partition({0}, {1, 2, "coordinator"})
+        sim.at(5.0).repair()
+        sim.at_vote(1, start=7.0, after=0.001).partition({1}, {0, 2, "coordinator"})
+        sim.at(12.0).repair()
+
+    found = trained(3, pace=0.25, events=events, **RECIPE)
+    assert found.aborted > 0
+    found.same(trained(1, **RECIPE))
+
+
+@pytest.mark.parametrize("seed", deep(range(2), range(8)))
+def test_generated_faults_change_no_bit(seed: int) -> None:
+    recipe = RECIPE | {"make": of_layers}  # a dropout of another seed has other bits
+    wanted = trained(1, **recipe)
+    digests: list[str] = []
+
+    async def unchanged(job: Job, _: Simulation) -> None:
+        model = of_layers()
+        diloco = DiLoCo(
+            job, model, adam(model), nesterov(model), of_indices, wire="int8", every=EVERY, fragments=2, delay=2,
+            data=Sampler(50, batch_size=2 * WORKERS, shards=WORKERS, seed=3), backup=2,
+        )  # fmt: skip
+        with suppress(JobDone):  # it came when the others had ended, and there is no checkpoint
+            digests.append((await diloco.run(steps=RECIPE["rounds"])).digest)
+
+    outcome = scenario(ranks=3, steps=RECIPE["rounds"], compute=0.25)(unchanged).run(seed)
+    assert outcome.error is None, outcome.error
+    assert set(digests) == wanted.digests
+
+
+def test_ranks_that_come_and_go_by_order_need_no_backup() -> None:
+    def events(sim: Simulation) -> None:
+        sim.at(1.3).scale(2)
+        sim.at(4.3).scale(4)
+
+    trained(3, pace=0.25, events=events, backup=0, **RECIPE).same(trained(1, **RECIPE))
+
+
+def test_without_a_backup_a_killed_rank_stops_the_job_and_is_named() -> None:
+    with pytest.raises(RunFailed, match="ShardLost") as lost:
+        trained(3, pace=0.25, events=lambda sim: [sim.at(2.6).crash(1)], backup=0, **RECIPE)
+    assert "worker-1, which owned them" in str(lost.value)
+    assert "'workers' (row)" in str(lost.value)
+
+
+def resumed(directory: Path, rounds: int, ranks: int, **options: Any) -> Ended:
+    policy = CheckpointPolicy(str(directory), every=2)
+    return trained(ranks, **RECIPE | {"rounds": rounds, "checkpoints": policy, "backup": 0} | options)
+
+
+def test_a_job_goes_on_from_its_checkpoint_on_another_number_of_ranks_with_the_same_bits(tmp_path: Path) -> None:
+    first = resumed(tmp_path / "one", 3, 3)
+    on = resumed(tmp_path / "one", 6, 2)
+    assert sorted(on.losses) == [4, 5, 6]
+    at_once = resumed(tmp_path / "other", 6, 1)
+    assert on.digests == at_once.digests != first.digests
+    assert {**first.losses, **on.losses} == at_once.losses
+
+
+def test_a_checkpoint_of_another_recipe_is_refused_by_what_differs(tmp_path: Path) -> None:
+    resumed(tmp_path, 2, 1)
+    with pytest.raises(RunFailed, match="delay is 1 here and 2 in the job"):
+        resumed(tmp_path, 4, 1, delay=1)
+
+
+def test_a_rank_with_another_recipe_is_refused_by_name_and_the_others_train() -> None:
+    refused: list[str] = []
+    ended: list[int] = []
+
+    async def worker(job: Job, _: Simulation) -> None:
+        model = of_layers()
+        diloco = DiLoCo(
+            job, model, adam(model), nesterov(model), loss_of, shards=WORKERS, fragments=1, delay=0,
+            every=EVERY + (job.node == "worker-2"),
+        )  # fmt: skip
+        try:
+            ended.append((await diloco.run(steps=2)).steps)
+        except LocalError as error:
+            refused.append(str(error))
+
+    outcome = Simulation(worker, seed=3, settings=Settings(ranks=3, limit=100.0)).run()
+    assert outcome.error is None, outcome.error
+    assert ended == [2, 2]
+    assert "'every'" in refused[0]
+
+
+def test_between_rounds_and_while_one_is_awaited_the_model_has_the_parameters_of_the_job() -> None:
+    seen: list[dict[int, list[bytes]]] = []
+
+    async def worker(job: Job, _: Simulation) -> None:
+        model = of_layers()
+        mine: dict[int, list[bytes]] = {}
+        seen.append(mine)
+
+        def look(number: int) -> None:
+            values = b"".join(value.detach().numpy().tobytes() for value in model.parameters())
+            mine.setdefault((number - 1) // EVERY, []).append(values)
+
+        diloco = DiLoCo(
+            job, model, adam(model), nesterov(model), loss_of, shards=WORKERS, every=EVERY, fragments=2, delay=1,
+            on_inner_step=look,
+        )  # fmt: skip
+        await diloco.run(steps=3)
+
+    outcome = Simulation(worker, seed=3, settings=Settings(ranks=2, limit=100.0)).run()
+    assert outcome.error is None, outcome.error
+    assert seen[0] == seen[1]
+    assert [len(set(its)) for its in seen[0].values()] == [1, 1, 1]
+    assert len({its[0] for its in seen[0].values()}) == 3
+
+
+def of_many() -> nn.Module:
+    torch.manual_seed(5)
+    return nn.Sequential(nn.Linear(6, 2000), nn.Tanh(), nn.Linear(2000, 1))
+
+
+ELEMENTS = 16_001
+
+
+@pytest.mark.parametrize(
+    ("options", "exchanged", "copied"),
+    [
+        ({"backup": 0}, 4 * ELEMENTS, 0),
+        ({"backup": 0, "fragments": 4}, 4 * ELEMENTS, 0),
+        ({"backup": 0, "wire": "int8"}, (1 + 4 / 256) * ELEMENTS, 0),
+        ({"backup": 0, "wire": "int4"}, (1 / 2 + 2 / 64) * ELEMENTS, 0),
+        ({"backup": 0, "wire": "topk:1/64"}, 4 * ELEMENTS / 73, 0),
+        # Of the worker of a rank: two moments, a count for each of four parameters, and two flags.
+        ({}, 4 * ELEMENTS, 4 * (2 * ELEMENTS + 4 + 2)),
+        # Beside them own parameters, but for those of the last fragment, and what the wire format has lost.
+        ({"wire": "int8", "fragments": 4}, (1 + 4 / 256) * ELEMENTS, 4 * (4 * ELEMENTS - 1 + 4 + 2)),
+        # A worker with nothing of its own.
+        ({"wire": "int8", "feedback": False, "keep_inner": False}, (1 + 4 / 256) * ELEMENTS, 4 * 2),
+    ],
+)
+def test_a_rank_sends_in_a_round_what_one_exchange_of_gradients_takes_and_the_copies_that_were_asked_for(
+    options: dict[str, Any], exchanged: float, copied: int
+) -> None:
+    sent: list[list[int]] = []
+
+    async def worker(job: Job, _: Simulation) -> None:
+        mine: list[int] = []
+        sent.append(mine)
+
+        async def count(number: int) -> None:
+            mine.append(sum(link.bytes_sent for link in await job.links()))
+
+        model = of_many()
+        diloco = DiLoCo(
+            job, model, adam(model), nesterov(model), loss_of, shards=2, every=4, delay=0, on_step=count,
+            **({"fragments": 1} | options),
+        )  # fmt: skip
+        await diloco.run(steps=4)
+
+    outcome = Simulation(worker, seed=3, settings=Settings(ranks=2, limit=100.0)).run()
+    assert outcome.error is None, outcome.error
+    for mine in sent:
+        of_rounds = mine[3] - mine[1]  # of two; the first has what a view begins with
+        padding = 0 if options.get("wire") is None else 260 * options.get("fragments", 1)  # of the last block of each
+        assert 0 <= of_rounds - 2 * (exchanged + copied) < 400 + 2 * padding, (of_rounds, exchanged, copied)
+
+
+class WithRunningMeans(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.last = nn.BatchNorm1d(6), nn.Linear(6, 1)
+
+
+def in_halves() -> nn.Module:
+    return of_layers().to(torch.bfloat16)
+
+
+def in_part(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD([*model.parameters()][:2], lr=0.1)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"every": 0}, "every and fragments are 1 or more"),
+        ({"every": 4, "delay": 5}, "a delay of 5 inner steps is longer than a fragment's turn, which is 4"),
+        ({"fragments": 7}, "7 fragments have no turn each in 6 inner steps"),
+        ({"every": 20, "fragments": 7}, "7 fragments of 6 parameters"),
+        ({"mix": 0.5}, "mix is 0 to 1, and needs a delay"),
+        ({"mix": 1.5, "delay": 1}, "mix is 0 to 1, and needs a delay"),
+        ({"backup": -1}, "backup is 0 or more"),
+        ({"wire": "int3"}, "wire format 'int3' is not known"),
+        ({"shards": None}, "how many logical shards"),
+        ({"make": WithRunningMeans}, "norm.running_mean, norm.running_var"),
+        ({"make": in_halves}, "what is trained is float32"),
+        ({"inner": in_part}, "SGD has other parameters than those of the model"),
+        ({"outer": in_part}, "SGD has other parameters than those of the model"),
+        ({"inner": lambda model: torch.optim.LBFGS(model.parameters())}, "LBFGS cannot be used here"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_before_anything_is_sent(options: dict[str, Any], words: str) -> None:
+    async def worker(job: Job, _: Simulation) -> None:
+        given: dict[str, Any] = {"every": EVERY, "fragments": 1, "delay": 0, "shards": WORKERS} | options
+        model = given.pop("make", of_layers)()
+        inner, outer = given.pop("inner", adam)(model), given.pop("outer", nesterov)(model)
+        with pytest.raises(LocalError, match=words):
+            DiLoCo(job, model, inner, outer, loss_of, **given)
+
+    outcome = Simulation(worker, seed=3, settings=Settings(ranks=1, limit=100.0)).run()
+    assert outcome.error is None, outcome.error
+
+
+def test_local_sgd_is_an_outer_optimizer_that_takes_the_mean_as_it_is() -> None:
+    ends: list[dict[str, torch.Tensor]] = []
+
+    async def worker(job: Job, _: Simulation) -> None:
+        model = of_layers()
+        outer = torch.optim.SGD(model.parameters(), lr=1.0)
+        diloco = DiLoCo(job, model, adam(model), outer, loss_of, shards=2, every=EVERY, fragments=1, delay=0)
+        await diloco.run(steps=1)
+        ends.append({name: value.detach().clone() for name, value in model.named_parameters()})
+
+    outcome = Simulation(worker, seed=3, settings=Settings(ranks=2, limit=100.0)).run()
+    assert outcome.error is None, outcome.error
+    alone = [of_layers(), of_layers()]
+    for number, model in enumerate(alone):
+        optimizer = adam(model)
+        for step in range(1, EVERY + 1):
+            optimizer.zero_grad()
+            x, y = samples(number, step)
+            functional.mse_loss(model(x)[:, 0], y).backward()
+            optimizer.step()
+    one, other = (dict(model.named_parameters()) for model in alone)
+    for name, value in ends[0].items():
+        assert torch.allclose(value, (one[name] + other[name]) / 2, atol=1e-6)
