@@ -76,4 +76,6 @@ class _Words:
     said = ""
 
     def emit(self, kind: str, **fields: Any) -> None:
+        if "cause" in fields and "peer" in fields:  # whom it is about stands before it
+            fields["cause"] = fields["cause"].removeprefix(f"{fields['peer']} was lost: ")
         self.kind, self.said = kind, sentence(kind, fields)

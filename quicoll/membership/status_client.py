@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from quicoll.membership.operator_client import OperatorLink
 
-__all__ = ["JobWatch", "Glance", "who_looks"]
+__all__ = ["Glance", "JobWatch", "who_looks"]
 
 _PATIENCE_S = 1.5
 """Seconds that one of several coordinators may take, before the next one is asked."""
@@ -129,7 +129,7 @@ class JobWatch:
                 while (status := await self._ask(link, answers)) is None:
                     pass
         except TimeoutError:
-            answers.said.setdefault(format_address(link.address), f"did not answer: {link.trouble}")
+            answers.said.setdefault(format_address(link.address), f"gives no answer: {link.trouble}")
             trouble = answers.words(self._coordinator, timeout)
             return Glance(job=link.job, coordinator=self._coordinator, trouble=trouble)
         return Glance(job=link.job, coordinator=format_address(link.address), status=status)
@@ -140,7 +140,7 @@ class JobWatch:
             async with asyncio.timeout(_PATIENCE_S if link.several else None):
                 answer = await link.ask(Look())
         except TimeoutError:
-            answers.said[where] = f"did not answer: {link.trouble}"
+            answers.said[where] = f"gives no answer: {link.trouble}"
             link.go_on()
             return None
         except PeerError as error:
@@ -156,5 +156,5 @@ class JobWatch:
             link.go_on()
             await asyncio.sleep(_AGAIN_S)
         else:
-            answers.said[where] = f"did not answer: {link.trouble}"
+            answers.said[where] = f"gives no answer: {link.trouble}"
         return None
