@@ -75,7 +75,8 @@ class Overview:
         view, active = stage.view, stage.active
         ballot = active.ballot if active is not None else None
         committed = chronicle.committed_ns
-        without = chronicle.without_ns
+        # The chronicle hears of a view when the journal has it, a moment after the stage is another one.
+        without = None if stage.state is CoordinatorState.INSTALLED else chronicle.without_ns
         return JobStatus(
             led_ns=now_ns - chronicle.began_ns,
             stage=_STAGES[stage.state],
