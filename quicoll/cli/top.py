@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import time
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console, Group
@@ -66,6 +66,14 @@ def show_job(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print a JSON object, one a line for each look, instead of a table.")
     ] = False,
+    http: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[HOST:]PORT",
+            help="Serve a page of the same instead, for a browser; at the loopback address unless HOST is given. "
+            "Whoever reaches it may read it.",
+        ),
+    ] = None,
 ) -> None:
     """Show a running job until Ctrl-C: its state, each rank's, who is waited for, what is held and why, last events.
 
@@ -75,6 +83,10 @@ def show_job(
     found = find_job(coordinator, certs, run)
     patience_ns = None if stalled_after is None else round(stalled_after * 1e9)
     top = _Top(found, run=run, look_as=look_as, interval=interval, timeout=timeout, patience_ns=patience_ns)
+    if http is not None:
+        with contextlib.suppress(KeyboardInterrupt):
+            typer.echo(_serve(top, http, interval))
+        return
     console = Console(highlight=False)
     if as_json:
         show: Callable[[Glance], None] = top.print_json
@@ -89,6 +101,28 @@ def show_job(
             asyncio.run(top.watch(show))
         else:
             _live(console, top)
+
+
+def _serve(top: _Top, address: str, interval: float) -> str:
+    """Serve the page until there is nothing to be seen any more; return why."""
+    from quicoll.cli.status_page import PageServer, html_page, page_address
+    from quicoll.membership.status_client import Glance
+
+    seen = [Glance(job="?", coordinator=top.coordinator, trouble="no answer yet")]
+
+    def show(glance: Glance) -> None:
+        seen[0] = glance  # one reference, which the page's threads read
+
+    def page() -> str:
+        glance = seen[0]
+        return html_page(top.latest(glance), every=interval, stale=top.stale(glance))
+
+    server = PageServer(page_address(address), page=page, facts=lambda: top.facts(seen[0]))
+    try:
+        typer.echo(f"{server.url} shows the job; Ctrl-C ends it")
+        return asyncio.run(top.watch(show))
+    finally:
+        server.close()
 
 
 def _live(console: Console, top: _Top) -> None:
@@ -140,11 +174,20 @@ class _Top:
             return ""
         return f"no answer for {time.monotonic() - self._last[0]:.0f} s: {glance.trouble}"
 
-    def print_json(self, glance: Glance) -> None:
-        """One line."""
+    @property
+    def coordinator(self) -> str:
+        """Where it is asked."""
+        return self._found.coordinator
+
+    def facts(self, glance: Glance) -> dict[str, Any]:
+        """What was seen, for programs."""
         from quicoll.cli.status_words import facts_of
 
-        typer.echo(json.dumps(facts_of(glance, patience_ns=self._patience_ns)))
+        return facts_of(glance, patience_ns=self._patience_ns)
+
+    def print_json(self, glance: Glance) -> None:
+        """One line."""
+        typer.echo(json.dumps(self.facts(glance)))
 
     def printer(self, console: Console) -> Callable[[Glance], None]:
         """Return what prints a picture as it is."""

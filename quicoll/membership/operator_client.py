@@ -120,11 +120,11 @@ class OperatorLink:
         if link is None or link.ended:
             link = self._link = self._endpoint.link(self._coordinator, addresses=[self._addresses[self._at]], dial=True)
             link.listen(self._received, self._changed)
-        self._answer = self._loop.create_future()
         try:
             if link.state is not LinkState.UP:
                 await link.wait_up()
             link.send_app(encode(message))
+            self._answer = self._loop.create_future()  # from here on the end of the link is told by it
             return await self._answer
         except LinkLost as error:
             self._trouble = str(error)
