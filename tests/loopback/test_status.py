@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import signal
@@ -184,7 +185,7 @@ async def test_a_job_without_workers_is_held_in_a_sentence_in_json_and_in_a_tabl
 
 
 async def test_an_operators_certificate_may_look_too_and_two_who_look_with_one_see_both(
-    coordinator: tuple[str, Path],
+    coordinator: tuple[str, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     address, certs = coordinator
     async with (
@@ -196,6 +197,8 @@ async def test_an_operators_certificate_may_look_too_and_two_who_look_with_one_s
             for watch in (operator, one, other):
                 glance = await watch.look(timeout=60.0)
                 assert glance.status is not None, glance.trouble
+    gc.collect()
+    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []  # nobody left behind
 
 
 async def test_who_cannot_look_hears_why(coordinator: tuple[str, Path], tmp_path: Path) -> None:
