@@ -23,6 +23,8 @@ _NAMES = (
     "coordinator",
     "relay",
     "scale",
+    "status",
+    "top",
     "bench",
     "env",
     "doctor",

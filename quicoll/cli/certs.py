@@ -50,7 +50,7 @@ def init(
 def issue_one(
     directory: CertsDirectory,
     role: Annotated[
-        Literal["worker", "coordinator", "operator", "relay"],
+        Literal["worker", "coordinator", "operator", "reader", "relay"],
         typer.Option(help="Role of the node.", show_default=False),
     ],
     node: Annotated[str, typer.Option(help="Name of the node, unique within its role.", show_default=False)],

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from quicoll.checks import MAX_MEMBERS
-from quicoll.cli.membership_options import node_patterns
+from quicoll.cli.membership_options import CoordinatorOption, RunOption, find_job, node_patterns
 from quicoll.errors import LocalError
 
 if TYPE_CHECKING:
@@ -38,15 +38,7 @@ def scale_job(
             show_default=False,
         ),
     ] = None,
-    coordinator: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST:PORT",
-            envvar="QUICOLL_COORDINATOR",
-            help="The coordinator's address.",
-            show_default="that of the one `quicoll run` of this user",
-        ),
-    ] = None,
+    coordinator: CoordinatorOption = None,
     certs: Annotated[
         Path | None,
         typer.Option(
@@ -56,10 +48,7 @@ def scale_job(
         ),
     ] = None,
     operator: Annotated[str, typer.Option(help="The operator's name in its certificate.")] = "operator",
-    run: Annotated[
-        int | None,
-        typer.Option(metavar="PID", help="Process of the `quicoll run` that is meant, where there are several."),
-    ] = None,
+    run: RunOption = None,
     timeout: Annotated[float, typer.Option(help="Seconds to wait until the job is as it was asked to be.")] = 300.0,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until the job is so, or only say it.")] = True,
 ) -> None:
@@ -68,21 +57,18 @@ def scale_job(
     The coordinator keeps to N until it is asked for another number. Exit status 0 once a view of N ranks is at work, 1
     when it is not so in time, and 2 when it cannot be.
     """
-    from quicoll.launch.running import find_run
     from quicoll.membership.operator_client import ask_for_ranks
 
     named = node_patterns(leave)
     if world_size is None and not named:
         raise LocalError("say how many ranks the job shall have, or who shall --leave it")
-    if coordinator is None or certs is None:
-        found = find_run(run)
-        coordinator, certs = coordinator or found.coordinator, certs or found.certs
+    found = find_job(coordinator, certs, run)
     answer = asyncio.run(
         ask_for_ranks(
             world_size,
             named,
-            coordinator=coordinator,
-            certs=certs,
+            coordinator=found.coordinator,
+            certs=found.certs,
             node=operator,
             timeout=timeout,
             wait=wait,

@@ -52,7 +52,7 @@ from quicoll.launch import reaper
 from quicoll.launch.child import Child, describe
 from quicoll.launch.restarts import RestartBudget
 from quicoll.launch.running import RunningJob, announce
-from quicoll.membership.operators import OPERATOR
+from quicoll.membership.operators import OPERATOR, READER
 from quicoll.rendezvous.scratch import scratch_directory
 from quicoll_transport.errors import TransportError
 from quicoll_transport.net.addresses import format_address, parse_address
@@ -473,6 +473,7 @@ class Supervisor:
         create_authority(directory, job=self._job, days=_CERTS_DAYS)
         issue(directory, role=COORDINATOR, node=COORDINATOR, days=_CERTS_DAYS)
         issue(directory, role=OPERATOR, node=OPERATOR, days=_CERTS_DAYS)
+        issue(directory, role=READER, node=READER, days=_CERTS_DAYS)
         for number in range(self._most):
             issue(directory, role=WORKER, node=_worker(number), days=_CERTS_DAYS)
         (directory / AUTHORITY_KEY_FILE).unlink()

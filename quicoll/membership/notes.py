@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from quicoll.membership.coordinator.actions import (
     JobFinished,
@@ -20,13 +20,17 @@ from quicoll.membership.coordinator.actions import (
     ViewWithheld,
 )
 
-if TYPE_CHECKING:
-    from quicoll.observability.events import Observers
-
-__all__ = ["emit_note"]
+__all__ = ["Emitter", "emit_note"]
 
 
-def emit_note(event: MembershipEvent, observers: Observers) -> None:
+class Emitter(Protocol):
+    """Takes events; `Observers` is one."""
+
+    def emit(self, kind: str, **fields: Any) -> None:
+        """Take one in."""
+
+
+def emit_note(event: MembershipEvent, observers: Emitter) -> None:
     """Tell observers what happened.
 
     Args:

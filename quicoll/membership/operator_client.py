@@ -21,7 +21,15 @@ from quicoll.config import coordinator_addresses
 from quicoll.errors import LocalError, PeerError
 from quicoll.membership.incarnation import CHANCE_BYTES, above, first
 from quicoll.membership.messages import COORDINATOR_NODE
-from quicoll.membership.operators import OPERATOR, Inquire, OperatorAnswer, OperatorMessage, Scale, decode_answer
+from quicoll.membership.operators import (
+    OPERATOR,
+    Inquire,
+    OperatorAnswer,
+    OperatorMessage,
+    OperatorReply,
+    Scale,
+    decode_answer,
+)
 from quicoll.membership.operators import encode_operation as encode
 from quicoll_transport.endpoint import Endpoint, EndpointConfig, LinkState
 from quicoll_transport.errors import LinkLost, TransportError
@@ -39,7 +47,7 @@ if TYPE_CHECKING:
     from quicoll_transport.net.addresses import Address
     from quicoll_transport.security.credentials import Credentials
 
-__all__ = ["OperatorLink", "ask_for_ranks"]
+__all__ = ["OperatorLink", "ask_for_ranks", "open_link"]
 
 _LOOK_S = 0.25
 """Seconds from one question to the next, and from the end of a link to the next one."""
@@ -70,10 +78,37 @@ class OperatorLink:
             on_link=lambda link: link.close("an operator takes no links"),
         )
         self._link: Link | None = None
-        self._answer: asyncio.Future[OperatorAnswer] | None = None
-        self.trouble = "no answer yet"  # why there is none, for people
+        self._answer: asyncio.Future[OperatorReply] | None = None
+        self._trouble = ""
 
-    async def ask(self, message: OperatorMessage) -> OperatorAnswer | None:
+    @property
+    def job(self) -> str:
+        """The job's name, as in the certificate."""
+        return self._coordinator.job
+
+    @property
+    def several(self) -> bool:
+        """Whether there is more than one coordinator to ask."""
+        return len(self._addresses) > 1
+
+    @property
+    def address(self) -> Address:
+        """Of the coordinator that is asked at present."""
+        return self._addresses[self._at]
+
+    @property
+    def trouble(self) -> str:
+        """Why there is no answer, for people."""
+        refusal = "" if self._link is None else self._link.refusal
+        return refusal or self._trouble or "no answer yet"
+
+    def go_on(self) -> None:
+        """Ask the next one of several coordinators from here on."""
+        self._at = (self._at + 1) % len(self._addresses)
+        if self._link is not None and self.several:
+            self._link.close("another coordinator is asked")
+
+    async def ask(self, message: OperatorMessage) -> OperatorReply | None:
         """Ask once; None where the link ended before the answer, and a moment has passed.
 
         Args:
@@ -85,15 +120,15 @@ class OperatorLink:
         if link is None or link.ended:
             link = self._link = self._endpoint.link(self._coordinator, addresses=[self._addresses[self._at]], dial=True)
             link.listen(self._received, self._changed)
-        self._answer = self._loop.create_future()
         try:
             if link.state is not LinkState.UP:
                 await link.wait_up()
             link.send_app(encode(message))
+            self._answer = self._loop.create_future()  # from here on the end of the link is told by it
             return await self._answer
         except LinkLost as error:
-            self.trouble = str(error)
-            self._at = (self._at + 1) % len(self._addresses)
+            self._trouble = str(error)
+            self.go_on()
             if link.outdated_by:  # another command with this certificate is at work, or was a moment ago
                 self._endpoint.start_over(above(link.outdated_by, self._endpoint.incarnation))
             await asyncio.sleep(_LOOK_S)
@@ -116,6 +151,31 @@ class OperatorLink:
     def _changed(self, link: Link) -> None:
         if link.ended and self._answer is not None and not self._answer.done():
             self._answer.set_exception(LinkLost(link.cause, peer=link.node))
+
+
+async def open_link(coordinator: str, certs: str | Path, *, role: str, node: str, timeout: float) -> OperatorLink:
+    """Return a link over a socket of its own, which nothing was asked over yet.
+
+    Args:
+        coordinator: Where it listens, "host:port"; of several that take over from each other, with commas between them.
+        certs: Directory with <role>-<node>.pem, its key, and ca.pem.
+        role: In the certificate.
+        node: The name in the certificate.
+        timeout: Seconds for looking up names.
+    Raises:
+        LocalError: Certificates or the address cannot work.
+    """
+    try:
+        credentials = Access.read(certs, role=role, node=node).credentials
+        addresses = coordinator_addresses(coordinator)
+        targets, failed = await resolve_all(addresses, Resolver().resolve, timeout=timeout)
+        if not targets:
+            raise LocalError(f"the coordinator's address {coordinator!r}: {failed[0] if failed else 'none'}")
+        host = "::" if is_v6(targets[0]) else "0.0.0.0"  # noqa: S104 - nobody dials it
+        io = UdpSocket(host, 0, loop=asyncio.get_running_loop())
+    except TransportError as error:
+        raise LocalError(str(error)) from error
+    return OperatorLink(credentials, addresses, io)
 
 
 async def ask_for_ranks(
@@ -146,23 +206,13 @@ async def ask_for_ranks(
         LocalError: Certificates or the address cannot work; or the request is refused, and nothing has changed.
         PeerError: The coordinator was not reached in time.
     """
-    try:
-        credentials = Access.read(certs, role=OPERATOR, node=node).credentials
-        addresses = coordinator_addresses(coordinator)
-        targets, failed = await resolve_all(addresses, Resolver().resolve, timeout=timeout)
-        if not targets:
-            raise LocalError(f"the coordinator's address {coordinator!r}: {failed[0] if failed else 'none'}")
-        host = "::" if is_v6(targets[0]) else "0.0.0.0"  # noqa: S104 - nobody dials it
-        io = UdpSocket(host, 0, loop=asyncio.get_running_loop())
-    except TransportError as error:
-        raise LocalError(str(error)) from error
-    link = OperatorLink(credentials, addresses, io)
+    link = await open_link(coordinator, certs, role=OPERATOR, node=node, timeout=timeout)
     last: OperatorAnswer | None = None
     try:
         async with asyncio.timeout(timeout):
             while last is None or (wait and last.waiting_for):
                 answer = await link.ask(Scale(world_size=world_size, leave=leave) if last is None else Inquire())
-                if answer is None:
+                if not isinstance(answer, OperatorAnswer):
                     continue
                 if answer.refusal:
                     raise LocalError(f"the coordinator refuses: {answer.refusal}")

@@ -38,8 +38,10 @@ from quicoll.membership.coordinator.config import CoordinatorConfig
 from quicoll.membership.coordinator.lease import Following
 from quicoll.membership.messages import MAX_TEXT, AskRelay, Join, Standby, decode, encode
 from quicoll.membership.notes import emit_note
-from quicoll.membership.operators import OPERATOR, Operators
+from quicoll.membership.operators import OPERATOR, READER, Operators, StandsBy, encode_operation
 from quicoll.membership.relaying import NO_RELAY, RelayDesk
+from quicoll.membership.reports import report_of
+from quicoll.membership.status import fitting
 from quicoll.membership.term import Term
 from quicoll.observability.transport import forward_to
 from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link
@@ -112,6 +114,7 @@ class CoordinatorService:
         self._loop = loop
         self._config = config
         self._term: Term | None = None  # while it leads
+        self._token = 0  # of the lease by which it leads; 0: alone, or not at all
         self._leader = ""
         self._kept: dict[str, tuple[Link, Join]] = {}  # standing by: who has joined, by node
         self._stayed: dict[str, None] = {}  # those that were here when `following` was asked last
@@ -124,9 +127,9 @@ class CoordinatorService:
         self.faults = Faults(random.Random(incarnation))  # noqa: S311 - faults are for tests, not for keys
         if journal is not None:
             self._term = self._new_term(config, journal, None)
-        policy = Policy(roles=(WORKER, OPERATOR), denied=denied)  # only workers join; see `_on_link`
+        policy = Policy(roles=(WORKER, OPERATOR, READER), denied=denied)  # only workers join; see `_on_link`
         self.desk = RelayDesk(io, RelayLimits() if relay_limits is None else relay_limits, loop=loop)
-        self._operators = Operators(self.scale, self._standing, self._when_durable)
+        self._operators = Operators(self.scale, self._standing, self._when_durable, self._look, self._now_ns)
         self.endpoint = Endpoint(
             credentials=credentials,
             config=transport,
@@ -162,6 +165,7 @@ class CoordinatorService:
     def stand_by(self, leader: str) -> None:
         """Take in who leads, and tell it to all who have joined here. leader: its address, "" where it is not known."""
         self._leader = leader
+        self._operators.forget()
         for link, _ in self._kept.values():
             self._send(link, Standby(leader=leader[:MAX_TEXT]))
 
@@ -176,18 +180,22 @@ class CoordinatorService:
             return Following(stayed)
         return Following(len(self._joined), at_work=self._term.at_work())
 
-    def lead(self, journal: RecordStore, executor: Executor | None, config: CoordinatorConfig) -> None:
+    def lead(
+        self, journal: RecordStore, executor: Executor | None, config: CoordinatorConfig, *, token: int = 0
+    ) -> None:
         """Decide from here on; those who have joined are waiting.
 
         Args:
             journal: What was decided, and where decisions go. It stays its maker's to close.
             executor: Where to call it; one thread. None calls it on the loop.
             config: The core's settings.
+            token: Of the lease, for who looks at the job.
         Raises:
             LocalError: Settings and journal contradict each other.
         """
         self._term = term = self._new_term(config, journal, executor)
-        self._config = config
+        self._config, self._token = config, token
+        self._operators.forget()
         kept, self._kept = self._kept, {}
         for node in sorted(kept):
             link, join = kept[node]
@@ -205,7 +213,8 @@ class CoordinatorService:
             LocalError: It does not lead.
         """
         self._leading.end()
-        self._term, self._leader = None, leader
+        self._term, self._leader, self._token = None, leader, 0
+        self._operators.forget()
         self._observers.emit("stands_by", cause=cause, leader=leader)
         for drop in self._drops.values():
             drop.cancel()
@@ -264,6 +273,19 @@ class CoordinatorService:
     def _when_durable(self, answer: Callable[[], None]) -> None:
         self._leading.when_durable(answer)
 
+    def _look(self) -> bytes:
+        """Return what somebody who looks is told; see operators.py."""
+        if self._term is None:
+            return encode_operation(StandsBy(leader=self._leader[:MAX_TEXT]))
+        return fitting(report_of(self._term, self._joined_link, token=self._token))
+
+    def _joined_link(self, node: str) -> Link | None:
+        link = self._links.get(node)
+        return link if link is not None and self._joined.get(node) == link.number else None
+
+    def _now_ns(self) -> int:
+        return round(self._loop.time() * 1e9)
+
     def reload(self) -> None:
         """Read certificates and deny list anew, and use them: for new handshakes, and for links of who is denied now.
 
@@ -298,7 +320,7 @@ class CoordinatorService:
         self._observers.close()
 
     def _on_link(self, link: Link) -> None:
-        if link.identity.role == OPERATOR:  # it has no part in the membership, and may have a worker's name
+        if link.identity.role in (OPERATOR, READER):  # it has no part in the membership, and may have a worker's name
             self._operators.listen(link)
             return
         self._links[link.node] = link

@@ -271,7 +271,8 @@ async def _lead_once(service: CoordinatorService, leadership: Leadership, wish: 
     except LeaseLost as error:
         service.stand_by(error.leader)
         return
-    service.lead(store, leadership.executor, _seeded(wish.settings(store.load()), store))
+    settings = _seeded(wish.settings(store.load()), store)
+    service.lead(store, leadership.executor, settings, token=leadership.token)
     core = service.core
     observers.emit("leads", token=leadership.token, seed=core.history.seed)
     try:

@@ -83,6 +83,7 @@ class Term:
         self._executor = executor
         self._carry_out = carry_out
         self._writing: asyncio.Future[None] | None = None  # the journal's call under way
+        self._writing_ns = 0  # since when
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns = 0
         self._answers: list[Callable[[], None]] = []  # until what they say is in the journal
@@ -103,6 +104,11 @@ class Term:
     def failed(self) -> bool:
         """Whether it cannot go on; `wait_failed` says why."""
         return self._failed.done()
+
+    @property
+    def journal_ns(self) -> int:
+        """For how long the journal has not answered what it was asked; 0 where nothing is asked of it."""
+        return 0 if self._writing is None else max(0, self.now_ns() - self._writing_ns)
 
     async def wait_failed(self) -> None:
         """Wait for ever, or until the term cannot go on.
@@ -165,6 +171,7 @@ class Term:
                     return
                 then()
             else:
+                self._writing_ns = self.now_ns()
                 self._writing = self._loop.run_in_executor(self._executor, call)
                 self._writing.add_done_callback(partial(self._written, then))
         if not self._goes_on():  # an action has ended it

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from ports import named_port
@@ -19,8 +19,12 @@ import quicoll
 import quicoll_transport
 from quicoll.membership.operator_client import ask_for_ranks
 from quicoll.membership.operators import OPERATOR, OperatorAnswer
+from quicoll.membership.status_client import JobWatch
 from quicoll_transport.security.authority import create_authority, issue
 from quicoll_transport.security.identity import COORDINATOR, WORKER
+
+if TYPE_CHECKING:
+    from quicoll.membership.status import JobStatus
 
 JOB = "takeover"
 SOURCES = [str(Path(package.__file__ or "").resolve().parent.parent) for package in (quicoll, quicoll_transport)]
@@ -57,9 +61,20 @@ class Cluster:
 
     async def ask_for_ranks(self, first: str = "a") -> OperatorAnswer:
         """Ask, as an operator, for as many ranks as there are. first: the coordinator that is asked first."""
+        asked = self._addresses_from(first)
+        return await ask_for_ranks(len(self.nodes), coordinator=asked, certs=self.certs, timeout=PATIENCE_S)
+
+    async def look(self, first: str = "a") -> tuple[str, JobStatus]:
+        """Look at the job, as `quicoll status` does; return who has answered. first: as above."""
+        async with JobWatch(self._addresses_from(first), self.certs) as watch:
+            glance = await watch.look(PATIENCE_S)
+        assert glance.status is not None, glance.trouble
+        (name,) = (name for name, port in self.ports.items() if glance.coordinator == f"127.0.0.1:{port}")
+        return name, glance.status
+
+    def _addresses_from(self, first: str) -> str:
         ports = [self.ports[first], *(port for name, port in self.ports.items() if name != first)]
-        addresses = ",".join(f"127.0.0.1:{port}" for port in ports)
-        return await ask_for_ranks(len(self.nodes), coordinator=addresses, certs=self.certs, timeout=PATIENCE_S)
+        return ",".join(f"127.0.0.1:{port}" for port in ports)
 
     def start(self, name: str, journal: str, *options: str) -> None:
         """Start a coordinator; its words are in the file `name`.log."""

@@ -105,6 +105,32 @@ def test_an_interrupted_coordinator_says_so_in_one_line_and_a_terminated_one_has
     assert refused.returncode == 2
 
 
+def test_a_job_is_shown_on_a_terminal_in_place_until_ctrl_c_which_is_no_failure(tmp_path: Path) -> None:
+    create_authority(tmp_path, job="alpha")
+    for role in ("coordinator", "reader"):
+        issue(tmp_path, role=role, node=role)
+    coordinator = start(
+        *("coordinator", "--job", "alpha", "--certs", tmp_path, "--journal", tmp_path / "j.db"),
+        *("--world-size", "2", "--listen", "127.0.0.1:0"),
+    )
+    assert coordinator.stdout is not None
+    address = coordinator.stdout.readline().split()[-1]
+    terminal = Terminal("top", "--coordinator", address, "--certs", tmp_path, "--interval", "0.25", "--timeout", "60")
+    shown = terminal.read_until(" HELD ", times=3)  # drawn over what was there
+    assert "job alpha: for " in shown
+    assert "\x1b[1A" in shown
+    terminal.ctrl_c()
+    status, rest = terminal.end()
+    assert status == 0
+    assert "Traceback" not in rest
+    coordinator.send_signal(signal.SIGTERM)
+    coordinator.communicate()
+    gone = Terminal("status", "--coordinator", address, "--certs", tmp_path, "--timeout", "0.5")
+    status, said = gone.end()
+    assert status == 2
+    assert said.startswith("quicoll: job alpha: nothing is known of it: the coordinator at 127.0.0.1:")
+
+
 def test_ctrl_c_ends_a_run_with_one_line_and_no_word_of_the_workers(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(

@@ -33,6 +33,13 @@ def commits(server: Server) -> list[tuple[int, int]]:
     return found
 
 
+async def looked_at(cluster: Cluster, first: str) -> None:
+    """Whoever is asked first: the one that leads answers, by the token of its lease."""
+    name, status = await cluster.look(first)
+    assert f"lease with token {status.token}\n" in cluster.said(name)
+    assert status.committed_step > 0
+
+
 async def test_a_job_goes_on_whichever_way_its_leader_is_lost(postgresql: Server, tmp_path: Path) -> None:
     """Killed; the database restarted under it; cut off from the database; stopped in order.
 
@@ -56,6 +63,7 @@ async def test_a_job_goes_on_whichever_way_its_leader_is_lost(postgresql: Server
                 "worker-0",
                 "worker-1",
             )  # nothing answers there
+            await looked_at(cluster, killed)
 
             cluster.start(killed, postgresql.url_at(proxies[killed].port))
             postgresql.stop()
@@ -64,6 +72,7 @@ async def test_a_job_goes_on_whichever_way_its_leader_is_lost(postgresql: Server
             await cluster.until(lambda: cluster.said(killed).count("standing by") >= 2, f"{killed} stands by")
             standby = next(name for name in proxies if name != cluster.leader())
             assert (await cluster.ask_for_ranks(first=standby)).refusal == ""
+            await looked_at(cluster, standby)
 
             cut = cluster.leader()
             was = cluster.processes[cut]

@@ -14,7 +14,7 @@ import pytest
 
 from quicoll.engine.messages import Announce, Farewell, decode_message, encode_message
 from quicoll.errors import QuicollError
-from quicoll.membership import messages
+from quicoll.membership import messages, operators, status
 from quicoll.membership.view import Member, View
 from quicoll.state.manifest import decode_manifest, encode_manifest
 from quicoll.state.tree import flatten, rebuild
@@ -46,6 +46,24 @@ DECODERS: dict[str, tuple[Callable[[bytes], object], bytes]] = {
         messages.encode(messages.Report(view_id=3, lost=(("b", "silence"),), reason="all_reduce", culprit="b")),
     ),
     "propose": (lambda data: messages.decode(data, sender="coordinator"), messages.encode(messages.Propose(view=VIEW))),
+    "operation": (
+        lambda data: operators.decode_operation(data, node="operator"),
+        operators.encode_operation(operators.Scale(world_size=3, leave=("a",))),
+    ),
+    "status": (
+        lambda data: operators.decode_answer(data, node="coordinator"),
+        status.fitting(
+            status.JobStatus(
+                led_ns=1,
+                stage="proposed",
+                world_size=2,
+                view_id=3,
+                recent=(4, 5),
+                members=(status.MemberStatus(node="a", state="asked", rank=0, why="text", rtt_ns=7),),
+                events=(status.EventStatus(ago_ns=1, kind="held", said="waits"),),
+            )
+        ),
+    ),
     "manifest": (lambda data: decode_manifest(data, giver=0, view_id=3), encode_manifest(STATE)),
     "skeleton": (
         lambda data: rebuild(data, [tensor.value for tensor in STATE.tensors]),

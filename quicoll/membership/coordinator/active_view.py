@@ -38,12 +38,14 @@ class ActiveView:
         view: The view.
         ballot: Of the step that is open; None at a boundary.
         late_ns: When a vote that has not come is late; None before the first vote.
+        opened_ns: When the step that is open was heard of first; None at a boundary.
     """
 
     def __init__(self, view: View, config: CoordinatorConfig, *, now_ns: int) -> None:
         self.view = view
         self.ballot: Ballot | None = None
         self.late_ns: int | None = None
+        self.opened_ns: int | None = None
         self._config = config
         self._boundary_ns = now_ns
 
@@ -51,6 +53,11 @@ class ActiveView:
     def quiet_ns(self) -> int:
         """Time from which the boundary is one on every member, if no step is opened before."""
         return self._boundary_ns + self._config.quiet_ns
+
+    @property
+    def voting_ns(self) -> int | None:
+        """When the first vote of the step that is open came; None where there is none."""
+        return None if self.late_ns is None else self.late_ns - self._config.vote_timeout_ns
 
     def entered(self, node: str) -> bool:
         """Return whether `node` is known to be inside the step that is open."""
@@ -73,6 +80,7 @@ class ActiveView:
             return BallotResult(commit=False, cause=cause, culprit=node, contradiction=Contradiction((node,)))
         if self.ballot is None:
             self.ballot = Ballot(self.view, step=expected)
+            self.opened_ns = now_ns
         if isinstance(message, BeginStep):
             self.ballot.begin(node)
             return None
@@ -96,5 +104,5 @@ class ActiveView:
     def step_decided(self, *, now_ns: int) -> None:
         """Close the ballot: the step is decided and the view goes on."""
         self.ballot = None
-        self.late_ns = None
+        self.late_ns = self.opened_ns = None
         self._boundary_ns = now_ns

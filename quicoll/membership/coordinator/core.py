@@ -33,6 +33,8 @@ Parts that say what is so, and change nothing but themselves:
     releases.py      when a rank that was asked to stop may go
     spares.py        who of those that stand by is kept warm
     scaling.py       how many ranks an operator wants, and who leaves for that
+    chronicle.py     what has happened of late, for people
+    overview.py      how the job is, for people
 
 Invariants: a message counts as one of a view when that is the one installed, proposed, or still looked into, and its
 sender is a member; one that names a view of which its sender cannot be a member ends that sender. A message of a view
@@ -47,8 +49,9 @@ from typing import TYPE_CHECKING
 from quicoll.errors import LocalError
 from quicoll.membership.coordinator import scaling
 from quicoll.membership.coordinator.action_queue import ActionQueue
-from quicoll.membership.coordinator.actions import CoordinatorAction, ScaleAsked
+from quicoll.membership.coordinator.actions import CoordinatorAction, Note, ScaleAsked
 from quicoll.membership.coordinator.arrivals import Arrivals
+from quicoll.membership.coordinator.chronicle import Chronicle
 from quicoll.membership.coordinator.departures import Departures
 from quicoll.membership.coordinator.ending import Ending
 from quicoll.membership.coordinator.evidence import Evidence
@@ -59,6 +62,7 @@ from quicoll.membership.coordinator.learners import Learners
 from quicoll.membership.coordinator.leaving import Leaving
 from quicoll.membership.coordinator.ledger import Ledger
 from quicoll.membership.coordinator.losses import Losses
+from quicoll.membership.coordinator.overview import Overview
 from quicoll.membership.coordinator.probes import Probes
 from quicoll.membership.coordinator.reconsidering import Reconsidering
 from quicoll.membership.coordinator.releases import Releases
@@ -83,8 +87,10 @@ from quicoll.membership.messages import (
 )
 
 if TYPE_CHECKING:
+    from quicoll.membership.coordinator.actions import MembershipEvent
     from quicoll.membership.coordinator.config import CoordinatorConfig
     from quicoll.membership.coordinator.roster import Candidate
+    from quicoll.membership.status import JobStatus
     from quicoll.membership.view import View
 
 __all__ = ["CoordinatorCore"]
@@ -157,6 +163,10 @@ class CoordinatorCore:
             releases=releases,
             config=config,
             seed=seed,
+        )
+        self._chronicle = chronicle = Chronicle(now_ns=now_ns)
+        self._overview = Overview(
+            roster=roster, stage=stage, evidence=evidence, formation=formation, chronicle=chronicle, config=config
         )
         self._steps = Steps(
             ledger=ledger,
@@ -303,6 +313,17 @@ class CoordinatorCore:
             waiting_for=clip(waiting),
         )
 
+    def status(self, *, now_ns: int) -> JobStatus:
+        """Return how the job is, for people who look; without events (`events`) and without links."""
+        return self._overview.status(
+            self._ledger.history, waiting_for=self.standing(now_ns=now_ns).waiting_for, now_ns=now_ns
+        )
+
+    @property
+    def events(self) -> tuple[MembershipEvent, ...]:
+        """What has happened of late, the newest last: all that was noted but commits, as far as it is remembered."""
+        return tuple(self._chronicle.events)
+
     def handle_timer(self, now_ns: int) -> None:
         """Do what is due at `now_ns`; harmless when nothing is."""
         stage = self._stage
@@ -320,7 +341,10 @@ class CoordinatorCore:
 
     def next_action(self) -> CoordinatorAction | None:
         """Return the next action to carry out; None when there is none."""
-        return self._out.pop()
+        action = self._out.pop()
+        if isinstance(action, Note):
+            self._chronicle.take(action.event)  # everything before it is in the journal
+        return action
 
     # Messages
 

@@ -97,7 +97,7 @@ class Formation:
         chosen = self._choose_workers(history, now_ns=now_ns, without=without)
         if not show or not self._config.warm_spares or not history.committed_step:
             return chosen
-        if len(chosen) < self._limit(history) or self.shortfall(chosen, history):
+        if len(chosen) < self.limit(history) or self.shortfall(chosen, history):
             return chosen
         without = (*self._evidence.left_out(now_ns=now_ns), *without, *(candidate.node for candidate in chosen))
         rest = self._roster.choose(now_ns=now_ns, limit=len(self._roster), preferred=(), without=without)
@@ -117,10 +117,10 @@ class Formation:
         last = history.view.nodes[: history.view.workers] if history.view is not None else ()
         warm = tuple(candidate.node for candidate in self._roster if candidate.warm)
         first = (self._first,) if self._lost_step == history.committed_step else ()
-        limit = self._limit(history)
+        limit = self.limit(history)
         return self._roster.choose(now_ns=now_ns, limit=limit, preferred=(first, last, warm), without=without)
 
-    def _limit(self, history: History) -> int:
+    def limit(self, history: History) -> int:
         """Return how many nodes a view may have: so many as are wanted, and all of the last one that are here.
 
         Nodes that are at work are never cut off by what is wanted: fewer might be no quorum. They are told to leave
@@ -219,7 +219,7 @@ class Formation:
         if history.seed is None:
             raise LocalError("there is no view before the seed is recorded")
         self._waits_for_absent = False
-        count = min(len(chosen), self._limit(history))  # `choose` shows a spare where all places are taken alone
+        count = min(len(chosen), self.limit(history))  # `choose` shows a spare where all places are taken alone
         workers, spares = chosen[:count], chosen[count:]
         members = [candidate.member(rank) for rank, candidate in enumerate(workers)]
         for rank, spare in enumerate(spares, count):

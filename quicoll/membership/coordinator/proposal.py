@@ -7,7 +7,7 @@ decidable   all have answered or the time is up: the view is installed, or rejec
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from quicoll.membership.coordinator.diagnosis import ViewFailure
 from quicoll.membership.coordinator.evidence import Contradiction, contradiction_of
@@ -55,6 +55,12 @@ class Proposal:
     def disputed(self) -> bool:
         """Whether a member declined."""
         return bool(self._declined)
+
+    def answer_of(self, node: str) -> Literal["asked", "confirmed", "declined"]:
+        """Return what a member has answered; "asked" where nothing has come of it."""
+        if node in self._declined:
+            return "declined"
+        return "confirmed" if node in self._confirmed else "asked"
 
     def decidable(self, now_ns: int) -> bool:
         """Return whether no further answer is awaited."""

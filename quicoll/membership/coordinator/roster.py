@@ -221,7 +221,7 @@ class Roster:
     def left_out(self, *, now_ns: int) -> list[Candidate]:
         """Return the connected nodes that are left out at present, by rank."""
         out = [self._candidates[node] for node in self._backoffs if node in self._candidates]
-        out = [candidate for candidate in out if self._retry_ns(candidate.node) > now_ns and not candidate.leaving]
+        out = [candidate for candidate in out if self.retry_ns(candidate.node) > now_ns and not candidate.leaving]
         return sorted(out, key=lambda candidate: candidate.rank_key)
 
     def choose(
@@ -240,7 +240,7 @@ class Roster:
             preferred: Who goes before others where they are more: those of the first collection, then of the next one.
             without: Nodes that are in none.
         """
-        fit = [candidate for candidate in self if not candidate.leaving and self._retry_ns(candidate.node) <= now_ns]
+        fit = [candidate for candidate in self if not candidate.leaving and self.retry_ns(candidate.node) <= now_ns]
         fit = [candidate for candidate in fit if candidate.node not in without]
         if len(fit) > limit:
             fit.sort(key=lambda each: [each.node not in part for part in preferred])  # stable: by rank within each part
@@ -249,9 +249,10 @@ class Roster:
 
     def next_retry(self, *, now_ns: int) -> int | None:
         """Return when the next connected node that is left out may be tried again; None if none is."""
-        waits = [self._retry_ns(node) for node in self._candidates]
+        waits = [self.retry_ns(node) for node in self._candidates]
         return min((wait for wait in waits if wait > now_ns), default=None)
 
-    def _retry_ns(self, node: str) -> int:
+    def retry_ns(self, node: str) -> int:
+        """Return from when the node may be tried, as things are; 0 where it is not left out."""
         backoff = self._backoffs.get(node)
         return 0 if backoff is None else backoff.retry_ns

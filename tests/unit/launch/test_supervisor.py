@@ -182,7 +182,8 @@ async def test_throw_away_certificates_are_private_and_gone_afterwards(run: Run)
     where, listing = run.said("worker-0")
     assert listing == (
         "0o700 ['ca.pem', 'coordinator-coordinator.key', 'coordinator-coordinator.pem', "
-        "'operator-operator.key', 'operator-operator.pem', 'worker-worker-0.key', 'worker-worker-0.pem']"
+        "'operator-operator.key', 'operator-operator.pem', 'reader-reader.key', 'reader-reader.pem', "
+        "'worker-worker-0.key', 'worker-worker-0.pem']"
     )
     assert not await asyncio.to_thread(os.path.exists, where)
 

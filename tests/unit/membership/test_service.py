@@ -18,18 +18,24 @@ from quicoll.membership.coordinator.history import Proposed, Seeded
 from quicoll.membership.coordinator.lease import Following
 from quicoll.membership.journal import LeaseLost, MemoryJournal
 from quicoll.membership.operators import (
+    LOOK_AGE_NS,
     OPERATOR,
+    READER,
     Inquire,
+    Look,
     OperatorAnswer,
     OperatorMessage,
     Scale,
+    StandsBy,
     decode_answer,
     encode_operation,
 )
 from quicoll.membership.service import CoordinatorService, coordinator_config
+from quicoll.membership.status import JobStatus
 from quicoll.observability.events import Observers
 from quicoll_transport.endpoint import EndpointConfig
 from quicoll_transport.errors import LinkLost
+from quicoll_transport.link.core import LinkStats
 from quicoll_transport.security.access import Access
 from quicoll_transport.security.identity import Identity
 
@@ -80,6 +86,10 @@ class Link:
         self.told: list[m.CoordinatorMessage] = []
         self.closed: list[str] = []
         self.proved_address: tuple[Any, ...] | None = None
+        self.rtt_ns: int | None = None
+        self.silent_for = 0.0
+        self.suspect = False
+        self.stats = LinkStats()
 
     def listen(self, on_app: Callable[[Any, bytes], None], on_state: Callable[[Any], None]) -> None:
         self.on_app, self.on_state = on_app, on_state
@@ -383,13 +393,25 @@ class SlowJournal:
 class OperatorEnd(Link):
     """A link to an operator."""
 
-    def __init__(self) -> None:
+    def __init__(self, role: str = OPERATOR) -> None:
         super().__init__("operator")
-        self.identity = Identity("job", OPERATOR, "operator")
+        self.identity = Identity("job", role, "operator")
         self.answers: list[OperatorAnswer] = []
+        self.sightings: list[JobStatus | StandsBy] = []
 
     def send_app(self, data: bytes) -> None:
-        self.answers.append(decode_answer(data, node="coordinator"))
+        answer = decode_answer(data, node="coordinator")
+        if isinstance(answer, OperatorAnswer):
+            self.answers.append(answer)
+        else:
+            self.sightings.append(answer)
+
+    def look(self) -> JobStatus:
+        """What it sees of one that leads."""
+        self.ask(Look())
+        status = self.sightings.pop()
+        assert isinstance(status, JobStatus)
+        return status
 
     def ask(self, message: OperatorMessage) -> None:
         self.on_app(self, encode_operation(message))
@@ -481,6 +503,81 @@ async def test_an_operator_is_told_by_one_that_stands_by_that_another_leads() ->
     bench.endpoint.given["on_link"](operator)
     operator.ask(Scale(world_size=3))
     assert (operator.answers, operator.closed) == ([], ["another coordinator leads the job"])
+
+
+def reader(bench: Bench) -> OperatorEnd:
+    link = OperatorEnd(READER)
+    bench.come(link)
+    return link
+
+
+async def test_who_looks_sees_members_with_their_links_and_what_has_happened_in_words() -> None:
+    bench = Bench(world_size=2)
+    a = bench.joined("a")
+    b = bench.joined("b")
+    for link in (a, b):
+        link.say(m.Confirm(view_id=1))
+    a.rtt_ns, a.proved_address = 1_500_000, ("10.0.0.7", 5000)
+    b.silent_for, b.suspect, b.stats = 0.75, True, LinkStats(resends=4)
+    bench.loop.now += 3.0
+    status = reader(bench).look()
+    assert (status.stage, status.view_id, status.world_size, status.token) == ("installed", 1, 2, 0)
+    seen = {each.node: each for each in status.members}
+    assert (seen["a"].rtt_ns, seen["a"].address, seen["a"].doubted) == (1_500_000, "10.0.0.7:5000", False)
+    assert (seen["b"].silent_ns, seen["b"].doubted, seen["b"].resends) == (750_000_000, True, 4)
+    newest = status.events[0]
+    assert (newest.kind, newest.ago_ns) == ("view_installed", 3 * 10**9)
+    assert newest.said == "view 1 is at work, 2 ranks: a, b"
+
+
+async def test_who_looks_sees_a_lost_node_with_why_and_no_link() -> None:
+    bench = Bench(world_size=2)
+    a, b = bench.joined("a"), bench.joined("b")
+    for link in (a, b):
+        link.say(m.Confirm(view_id=1))
+    b.end("silent for 1 s")
+    (lost,) = (each for each in reader(bench).look().members if each.node == "b")
+    assert (lost.state, lost.why, lost.rtt_ns) == ("lost", "b was lost: silent for 1 s", None)
+
+
+async def test_who_looks_is_answered_while_the_journal_is_not_and_hears_for_how_long() -> None:
+    bench = Bench(standby=True)
+    slow = SlowJournal()
+    bench.loop.run_in_executor = slow.run_in_executor
+    executor: Any = object()
+    bench.service.lead(bench.journal, executor, coordinator_config(1, 1.0, seed=7), token=12)
+    link = reader(bench)
+    status = link.look()
+    assert (status.token, status.journal_ns) == (12, 0)
+    bench.loop.now += 4.0
+    assert link.look().journal_ns == 4 * 10**9
+    while slow.calls:
+        await slow.answer()
+    bench.loop.now += LOOK_AGE_NS / 1e9
+    assert link.look().journal_ns == 0
+
+
+async def test_who_looks_at_one_that_stands_by_hears_who_leads_and_never_what_it_was_before() -> None:
+    bench = Bench(standby=True)
+    await led(bench)
+    link = reader(bench)
+    assert isinstance(link.look(), JobStatus)
+    bench.service.step_down("the lease is lost", "10.0.0.2:4433")
+    again = reader(bench)
+    again.ask(Look())
+    assert again.sightings == [StandsBy(leader="10.0.0.2:4433")]
+    bench.service.stand_by("10.0.0.3:4433")
+    again.ask(Look())
+    assert again.sightings[1:] == [StandsBy(leader="10.0.0.3:4433")]
+
+
+async def test_a_readers_link_is_no_members() -> None:
+    bench = Bench()
+    link = reader(bench)
+    assert bench.kinds() == ["listening", "held"]
+    link.on_app(link, m.encode(m.Join(incarnation=1)))
+    assert link.closed == ["malformed message"]
+    assert "node_joined" not in bench.kinds()
 
 
 async def test_a_view_has_where_a_link_shows_its_node_to_be() -> None:

@@ -133,7 +133,7 @@ class Service:
     def stand_by(self, leader: str) -> None:
         self.stood_by.append(leader)
 
-    def lead(self, journal: Any, executor: Executor, config: CoordinatorConfig) -> None:
+    def lead(self, journal: Any, executor: Executor, config: CoordinatorConfig, *, token: int) -> None:
         self.configs.append(config)
         loop = asyncio.get_running_loop()
         self.term = Term(config, journal, loop=loop, executor=executor, carry_out=lambda action: None)

@@ -179,6 +179,11 @@ class Link:
         return self._core.detector.rtt_ns
 
     @property
+    def silent_for(self) -> float:
+        """Seconds since the peer was heard last."""
+        return self._core.detector.silent_for(self._host.now_ns())
+
+    @property
     def remote_incarnation(self) -> int:
         """The incarnation of the peer's process; 0 before the link was up."""
         return self._core.remote.incarnation if self._core.remote is not None else 0
