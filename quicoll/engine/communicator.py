@@ -42,6 +42,7 @@ from quicoll.engine.messages import Announce, Farewell, encode_message
 from quicoll.engine.neighbourhood import GROUP
 from quicoll.errors import Corrupted, LocalError, Mismatch, PeerError, QuicollError, again
 from quicoll.local.small import Differing, Spoiled
+from quicoll.observability.flight import UnderWay
 from quicoll_transport.errors import LinkLost, MessageCorrupted
 from quicoll_transport.errors import TransportError as _TransportError
 
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 
     from quicoll.engine.neighbourhood import NearCall, Neighbourhood
     from quicoll.membership.view import View
+    from quicoll.observability.flight import CalledEntry, ViewRecorder
     from quicoll_transport.endpoint import Link
 
 __all__ = ["Communicator", "Ended", "InFlight", "Watch", "view_prefix"]
@@ -80,15 +82,17 @@ class InFlight:
     """An operation in flight.
 
     late: its deadline has passed. execution: of its plan, from when that begins. ending: waits for why the view is
-    over, once it has failed.
+    over, once it has failed. entry, algorithm: for the flight recorder, where there is one.
     """
 
     __slots__ = (
         "_cancel",
+        "algorithm",
         "call",
         "deadline",
         "ended",
         "ending",
+        "entry",
         "execution",
         "late",
         "slot",
@@ -119,6 +123,8 @@ class InFlight:
         self.late = False
         self.execution: Execution | None = None
         self.ending: asyncio.Task[None] | None = None
+        self.entry: CalledEntry | None = None
+        self.algorithm = ""
 
     def cancel(self) -> None:
         """Nobody waits for it any more, which ends the view. Nothing where it is over."""
@@ -181,6 +187,7 @@ class Communicator:
         on_failure: Callable[[QuicollError, tuple[int, ...]], None],
         on_called: Callable[[str, dict[int, int]], None] = lambda op, arrived_ns: None,
         near: Neighbourhood | None = None,
+        flight: ViewRecorder | None = None,
     ) -> None:
         """Go to work.
 
@@ -194,6 +201,7 @@ class Communicator:
             on_called: Called with (op, arrived_ns) for each operation that all have called. arrived_ns: when each
                 rank's call came to be known here.
             near: The way between the ranks where all share a host, which ends with this.
+            flight: Is told what is called, and how it ends.
         """
         rank = view.rank_of(node)
         if rank is None:
@@ -208,6 +216,7 @@ class Communicator:
         self._on_failure = on_failure
         self._on_called = on_called
         self.near = near
+        self._flight = flight
         self._calls = Calls(view, rank)
         self._calls.near = near
         self._running: dict[tuple[int, int], InFlight] = {}  # by group and number
@@ -322,6 +331,8 @@ class Communicator:
         operation = InFlight(call, slot, ended, self._cancel, deadline=deadline, timeout=timeout, step=step)
         self._running[group, slot.seq] = operation
         self._count += 1
+        if self._flight is not None:
+            operation.entry = self._flight.called(slot.name, call.signature, step, "quic", now)
         operation.late = deadline <= now
         if self._timer is None or deadline < self._timer.when():
             self._arm(deadline)
@@ -447,8 +458,10 @@ class Communicator:
             if call.measures and not slot.leads and calls.network(slot.group) is None:
                 return False
             operation.stage = Headway.RUNNING
+            work = call.make(calls.known(slot))
+            operation.algorithm = work.plan.algorithm
             operation.execution = Execution(
-                call.make(calls.known(slot)),
+                work,
                 links=self._links,
                 ranks=slot.ranks,
                 prefix=self._prefix(slot),
@@ -476,12 +489,29 @@ class Communicator:
         for operation in self._running.values():
             self._loop.call_soon(self._advance, operation)
 
+    def under_way(self) -> list[UnderWay]:
+        """Return what this rank has called and what has not ended, and whose call of it has not come."""
+        found = [
+            UnderWay(
+                each.slot.name,
+                each.call.signature,
+                each.step,
+                each.deadline - each.timeout,
+                self._calls.absent(each.slot),
+            )
+            for each in self._running.values()
+        ]
+        return found if self.near is None else [*found, *self.near.waited_for()]
+
     # -- how operations end --------------------------------------------------------------------------------------
 
     def _end(self, operation: InFlight, seq: int | None, error: BaseException | None) -> None:
         """An operation is over: with its number, or with an error."""
         operation.stage = Headway.OVER
         self._count -= 1
+        if self._flight is not None and operation.entry is not None:
+            at, heard_ns, fine = self._loop.time(), operation.slot.arrived_ns, error is None
+            self._flight.ended(operation.entry, at, finished=fine, algorithm=operation.algorithm, heard_ns=heard_ns)
         operation.close()
         # Last, and with no turn of the loop since `fail`: a late announcement must find the slot or the failure.
         del self._running[operation.slot.group, operation.slot.seq]
@@ -675,6 +705,8 @@ class Communicator:
             ranks: Those whose bits came corrupted, or who called something else.
         """
         if self.error is None:
+            if self._flight is not None:
+                self._flight.broke(error, self.under_way(), seen=True)
             self._break(error)
             self._on_failure(error, ranks)
 
@@ -685,6 +717,8 @@ class Communicator:
         """End with the error that all ranks are given for this view. Nothing if it has ended already."""
         if self.end_error is None:
             self.end_error = error
+            if self._flight is not None:
+                self._flight.broke(error, self.under_way() if self.error is None else (), seen=False)
             self._break(error)
             self._ended.set_result(None)
 

@@ -146,6 +146,7 @@ class Engine:
             emit=observers.emit,
             on_failure=self._on_view_broken,
             on_gone=self._on_process_gone,
+            flight=observers.flight,
         )
         self._neighbours = Neighbours(
             loop=loop,
@@ -350,6 +351,8 @@ class Engine:
             return
         communicator.begun(index)
         self.steps.begin(index, number)
+        if self.observers.flight is not None:
+            self.observers.flight.began(number, view_id)
         self._member.begin(index, now_ns=self._now_ns())
         self._work()
 
@@ -560,6 +563,8 @@ class Engine:
             await self._end(reason, finished)
 
     async def _end(self, reason: str, finished: int | None) -> None:
+        if self.observers.flight is not None:
+            self.observers.flight.left(reason if finished is None else "done")
         if self._views.communicator is not None:
             # Before the membership says that this node left, as if another rank had failed.
             self._views.communicator.end(job_closed())

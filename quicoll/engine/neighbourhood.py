@@ -59,6 +59,7 @@ from quicoll.errors import LocalError
 from quicoll.local.large import carry
 from quicoll.local.layout import BACK, CONSUMED, FRONT, PUBLISHED, ROOM, STAGE, WAKE
 from quicoll.local.small import SmallCall, SmallCalls
+from quicoll.observability.flight import ENDED, UnderWay
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
     from quicoll.engine.host import MetHost
     from quicoll.local.layout import HostMemory
     from quicoll.local.passages import Passage
+    from quicoll.observability.flight import CalledEntry, ViewRecorder
 
 __all__ = ["GROUP", "TICK_S", "NearCall", "Neighbourhood", "Overseer", "Settle"]
 
@@ -82,7 +84,8 @@ class NearCall:
     name: for people, as "all_reduce#3". settle: called once, by any thread. deadline: of the clock of the engine's
     loop. timeout: in seconds, for the error. step: the open one. ticks: of the engine since it was begun. attended: its
     caller looks for its end, or sleeps until then. arrived_ns: by rank, at which tick it was first seen to have called;
-    None where no tick has come. ending: waits for why the view is over, once it has failed.
+    None where no tick has come. ending: waits for why the view is over, once it has failed. entry: for the flight
+    recorder, where there is one.
     """
 
     __slots__ = (
@@ -91,6 +94,7 @@ class NearCall:
         "attended",
         "deadline",
         "ending",
+        "entry",
         "name",
         "settle",
         "small",
@@ -119,6 +123,7 @@ class NearCall:
         self.attended = False
         self.arrived_ns: dict[int, int] | None = None
         self.ending: asyncio.Task[None] | None = None
+        self.entry: CalledEntry | None = None
 
     def cancel(self) -> None:
         """Nobody waits for it any more, which ends the view. On the engine's thread; nothing where it is over."""
@@ -193,6 +198,7 @@ class Neighbourhood:
         self._stage = 0  # at which the next large call begins
         self._turning = False  # the engine's loop will go on with large ones
         self._overseer: Overseer | None = None
+        self._flight: ViewRecorder | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._gone: dict[int, asyncio.TimerHandle] = {}  # by rank whose process has ended: until its link is
         self._looks = Looks(met.wakes.now_ns())
@@ -203,14 +209,16 @@ class Neighbourhood:
 
     # -- on the engine's thread: begin and end -------------------------------------------------------------------
 
-    def attach(self, overseer: Overseer, on_gone: Callable[[int], None]) -> None:
+    def attach(self, overseer: Overseer, on_gone: Callable[[int], None], flight: ViewRecorder | None = None) -> None:
         """Go to work for a view that is installed.
 
         Args:
             overseer: Hears of failures.
             on_gone: Called with the rank of a process that has ended, when it has had time to say good-bye before.
+            flight: Is told what is called, and when it ends.
         """
         self._overseer = overseer
+        self._flight = flight
         self._wakes.listen(self._on_back, partial(self._on_ended, on_gone))
         self._timer = self._loop.call_later(TICK_S, self._on_tick)
 
@@ -306,6 +314,21 @@ class Neighbourhood:
         with self._lock:
             return [number for number, call in self._calls.items() if rank in self._small.present(call.small)]
 
+    def waited_for(self) -> list[UnderWay]:
+        """Return the calls under way here, and whose call of each is not there. On the engine's thread."""
+        with self._lock:
+            return [
+                UnderWay(
+                    call.name,
+                    call.small.signature,
+                    call.step,
+                    call.deadline - call.timeout,
+                    dict.fromkeys((rank for rank in self._peers if rank not in self._small.present(call.small)), ""),
+                )
+                for call in self._calls.values()
+                if self.whole and call.small.passage is None
+            ]
+
     # -- calls: any thread ---------------------------------------------------------------------------------------
 
     def begin(self, call: NearCall) -> bool:
@@ -317,6 +340,9 @@ class Neighbourhood:
         with self._lock:
             if not self.whole:
                 return False
+            if self._flight is not None:
+                at = call.deadline - call.timeout
+                call.entry = self._flight.called(call.name, call.small.signature, call.step, "memory", at)
             self._calls[call.small.number] = call
             self._small.add(call.small)
             self._advance()
@@ -477,6 +503,8 @@ class Neighbourhood:
         """Settle what has been taken; without the lock. idle: as `Settle` has it. Of two threads the first one does."""
         while self._taken:
             for number, call in list(self._taken.items()):
+                if call.entry is not None:
+                    call.entry[ENDED] = self.now()
                 call.settle(call.small.number, None, idle)
                 self._taken.pop(number, None)
 
@@ -599,6 +627,8 @@ class Neighbourhood:
                 with self._lock:
                     found = self._calls.pop(large.call.small.number, None)
                 if found is not None:
+                    if found.entry is not None:
+                        found.entry[ENDED] = self.now()
                     found.settle(found.small.number, None, False)
             if self._wakes.now_ns() > until:
                 self._turn_soon()

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from quicoll.errors import QuicollError
     from quicoll.membership.member.actions import Deactivate
     from quicoll.membership.view import View
+    from quicoll.observability.flight import FlightRecorder
     from quicoll.observability.stragglers import Stragglers
     from quicoll_transport.endpoint import Link
 
@@ -53,6 +54,7 @@ class Views:
         emit: Callable[..., None],
         on_failure: Callable[[View, QuicollError, tuple[int, ...]], None],
         on_gone: Callable[[str], None] = lambda node: None,
+        flight: FlightRecorder | None = None,
     ) -> None:
         """Start without a view.
 
@@ -64,6 +66,7 @@ class Views:
             on_failure: Called once with (view, error, ranks) when a view's communicator breaks from inside. ranks: as
                 quicoll.engine.communicator.Communicator says them.
             on_gone: Called with a node of the view at work whose process has ended, where the system says so.
+            flight: Keeps what was called last; None where nothing does.
         """
         self.communicator: Communicator | None = None
         self.first: View | None = None
@@ -73,6 +76,7 @@ class Views:
         self._emit = emit
         self._on_failure = on_failure
         self._on_gone = on_gone
+        self._flight = flight
         self._early = EarlyAnnouncements()
         self._ends = ViewEnds()
         self._lost: list[str] = []
@@ -126,6 +130,7 @@ class Views:
         """
         self._lost.clear()
         self.first = self.first or view
+        flight = None if self._flight is None else self._flight.in_view(view.view_id, view.nodes)
         self.communicator = communicator = Communicator(
             view,
             node=self._node,
@@ -134,9 +139,10 @@ class Views:
             on_failure=lambda error, ranks: self._on_failure(view, error, ranks),
             on_called=lambda op, arrived_ns: self._called(view, links, op, arrived_ns),
             near=near,
+            flight=flight,
         )
         if near is not None:
-            near.attach(communicator, lambda rank: self._on_gone(view.members[rank].node))
+            near.attach(communicator, lambda rank: self._on_gone(view.members[rank].node), flight)
         self._emit(
             "view_installed",
             view=view.view_id,
