@@ -12,6 +12,7 @@ view: who does is found here. Invariant: what is of one view never reaches the c
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,12 @@ if TYPE_CHECKING:
 __all__ = ["Views"]
 
 log = logging.getLogger("quicoll")
+
+
+def _mark(view: View) -> str:
+    """What processes that are in the same view have in common: its number, and the very processes that are in it."""
+    members = [(member.node, member.incarnation) for member in view.members]
+    return hashlib.blake2b(repr((view.view_id, members)).encode(), digest_size=8).hexdigest()
 
 
 class Views:
@@ -130,7 +137,7 @@ class Views:
         """
         self._lost.clear()
         self.first = self.first or view
-        flight = None if self._flight is None else self._flight.in_view(view.view_id, view.nodes)
+        flight = None if self._flight is None else self._flight.in_view(view.view_id, view.nodes, _mark(view))
         self.communicator = communicator = Communicator(
             view,
             node=self._node,

@@ -38,6 +38,7 @@ from quicoll.observability.flight_record import (
     FlightOperation,
     FlightRecord,
     FlightStep,
+    FlightView,
     LateStack,
     ProcessEnd,
 )
@@ -195,6 +196,7 @@ class FlightRecorder:
         self.operations: deque[CalledEntry] = deque(maxlen=OPERATIONS)
         self._steps: deque[list[Any]] = deque(maxlen=STEPS)
         self._events: deque[FlightEvent] = deque(maxlen=EVENTS)
+        self._views: deque[FlightView] = deque(maxlen=_BROKEN)
         self._broken: deque[BrokenView] = deque(maxlen=_BROKEN)
         self._stacks: deque[LateStack] = deque(maxlen=_STACKS)
         self._ends: deque[ProcessEnd] = deque(maxlen=EVENTS)
@@ -246,13 +248,15 @@ class FlightRecorder:
                 entry[3], entry[4] = at, outcome
                 return
 
-    def in_view(self, view: int, nodes: Sequence[str]) -> ViewRecorder:
-        """Return the recorder for the operations of a view.
+    def in_view(self, view: int, nodes: Sequence[str], mark: str) -> ViewRecorder:
+        """Note that a view is installed, and return the recorder for its operations.
 
         Args:
             view: Its id.
             nodes: Its members, by rank.
+            mark: What is the same for all processes in it, and another one in any other view.
         """
+        self._views.append(FlightView(t=self._now_ns(), view=view, mark=mark, nodes=_names(nodes)))
         return ViewRecorder(self, view, nodes)
 
     def broke(
@@ -282,7 +286,6 @@ class FlightRecorder:
                 text=_clip(text, _TEXT),
                 node=_clip(getattr(error, "node", ""), _NAME),
                 lost=_names(getattr(error, "lost", ())),
-                nodes=_names(nodes),
                 awaited=awaited,
             )
         )
@@ -310,10 +313,10 @@ class FlightRecorder:
         self._note(f"{node} ended with {text}")
 
     def left(self, reason: str) -> None:
-        """Note that this rank leaves; the first reason counts. reason: in words; "done" is no trouble."""
+        """Note that this rank leaves; the first reason counts. reason: in words; "done" where its work has ended as it
+        should. Written down in any case: a process without a file was killed."""
         self._left = self._left or reason
-        if reason != "done":
-            self._note(f"this rank leaves: {reason}")
+        self._note(f"this rank leaves: {self._left}")
 
     def asked(self, why: str) -> None:
         """Somebody wants a file now."""
@@ -324,11 +327,6 @@ class FlightRecorder:
         self.keep()
 
     # -- what is kept --------------------------------------------------------------------------------------------
-
-    @property
-    def troubled(self) -> bool:
-        """Whether there has been something to write down."""
-        return bool(self._why)
 
     def snapshot(self) -> FlightFile:
         """Return what is kept now. From any thread."""
@@ -352,7 +350,13 @@ class FlightRecorder:
             FlightStep(step=step, view=view, began=began, ended=ended, outcome=outcome)
             for step, view, began, ended, outcome in list(self._steps)
         ]
-        records += [*list(self._events), *list(self._stacks), *list(self._broken), *list(self._ends)]
+        records += [
+            *list(self._events),
+            *list(self._stacks),
+            *list(self._views),
+            *list(self._broken),
+            *list(self._ends),
+        ]
         header = FlightHeader(
             format=FLIGHT_FORMAT,
             t=self._now_ns(),

@@ -1,8 +1,8 @@
 """The file of a flight recorder: what one process did last, as lines of JSON; bounded, written whole, read with care.
 
     first line     `FlightHeader`: who wrote it, when, why, and what its clock is
-    then           what was kept, in the order of its kinds: operations, steps, events, views that broke, stacks; of a
-                   supervisor the processes that ended
+    then           what was kept, in the order of its kinds: operations, steps, events, stacks, views, and how those
+                   broke; of a supervisor the processes that ended
     last line      `FlightFoot`: how many lines stand before it. Without it the file is torn
 
 Times are nanoseconds of the writer's monotonic clock, `clock` says which one that is: processes whose files name the
@@ -37,6 +37,7 @@ __all__ = [
     "FlightOperation",
     "FlightRecord",
     "FlightStep",
+    "FlightView",
     "LateStack",
     "ProcessEnd",
     "decode_flight",
@@ -99,6 +100,16 @@ class FlightOperation(_Record, frozen=True, kw_only=True, tag="operation"):
     heard: _Heard = {}
 
 
+class FlightView(_Record, frozen=True, kw_only=True, tag="view"):
+    """A view that was installed here. mark: the same in all processes that were in it, and in no other view, not even
+    one of this number in another run of the job. nodes: its members, by rank."""
+
+    t: _Number
+    view: _Number
+    mark: _Name
+    nodes: _Nodes
+
+
 class FlightStep(_Record, frozen=True, kw_only=True, tag="step"):
     """A step that this rank began, and what became of it: "committed", "aborted", or "" where that is not known."""
 
@@ -142,7 +153,6 @@ class BrokenView(_Record, frozen=True, kw_only=True, tag="broken"):
     text: _Text
     node: _Name = ""
     lost: _Nodes = ()
-    nodes: _Nodes = ()
     awaited: Annotated[tuple[AwaitedCall, ...], msgspec.Meta(max_length=64)] = ()
 
 
@@ -170,7 +180,7 @@ class FlightFoot(_Record, frozen=True, kw_only=True, tag="end"):
     lines: _Number
 
 
-FlightRecord: TypeAlias = FlightOperation | FlightStep | FlightEvent | BrokenView | LateStack | ProcessEnd
+FlightRecord: TypeAlias = FlightView | FlightOperation | FlightStep | FlightEvent | BrokenView | LateStack | ProcessEnd
 _Line: TypeAlias = FlightHeader | FlightRecord | FlightFoot
 
 _encoder = msgspec.json.Encoder(order="deterministic")
