@@ -38,6 +38,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from quicoll.engine.calls import Call, Calls, Slot, measurements
 from quicoll.engine.differences import brief, difference
 from quicoll.engine.executor import Execution, TransferFailed
+from quicoll.engine.late_stacks import ahead
 from quicoll.engine.messages import Announce, Farewell, encode_message
 from quicoll.engine.neighbourhood import GROUP
 from quicoll.errors import Corrupted, LocalError, Mismatch, PeerError, QuicollError, again
@@ -49,6 +50,7 @@ from quicoll_transport.errors import TransportError as _TransportError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from quicoll.engine.late_stacks import LateStacks
     from quicoll.engine.neighbourhood import NearCall, Neighbourhood
     from quicoll.membership.view import View
     from quicoll.observability.flight import CalledEntry, ViewRecorder
@@ -82,7 +84,8 @@ class InFlight:
     """An operation in flight.
 
     late: its deadline has passed. execution: of its plan, from when that begins. ending: waits for why the view is
-    over, once it has failed. entry, algorithm: for the flight recorder, where there is one.
+    over, once it has failed. entry, algorithm: for the flight recorder, where there is one. due:
+    when to look at it next: who has not called is asked where it is shortly before the deadline.
     """
 
     __slots__ = (
@@ -90,6 +93,7 @@ class InFlight:
         "algorithm",
         "call",
         "deadline",
+        "due",
         "ended",
         "ending",
         "entry",
@@ -116,7 +120,7 @@ class InFlight:
         self.slot = slot
         self.ended = ended
         self._cancel = cancel
-        self.deadline = deadline
+        self.deadline = self.due = deadline
         self.timeout = timeout
         self.step = step
         self.stage = Headway.CALLED
@@ -188,6 +192,7 @@ class Communicator:
         on_called: Callable[[str, dict[int, int]], None] = lambda op, arrived_ns: None,
         near: Neighbourhood | None = None,
         flight: ViewRecorder | None = None,
+        late: LateStacks | None = None,
     ) -> None:
         """Go to work.
 
@@ -202,6 +207,7 @@ class Communicator:
                 rank's call came to be known here.
             near: The way between the ranks where all share a host, which ends with this.
             flight: Is told what is called, and how it ends.
+            late: Asks late ranks where they are; None asks nobody.
         """
         rank = view.rank_of(node)
         if rank is None:
@@ -217,6 +223,7 @@ class Communicator:
         self._on_called = on_called
         self.near = near
         self._flight = flight
+        self._late = late
         self._calls = Calls(view, rank)
         self._calls.near = near
         self._running: dict[tuple[int, int], InFlight] = {}  # by group and number
@@ -334,8 +341,10 @@ class Communicator:
         if self._flight is not None:
             operation.entry = self._flight.called(slot.name, call.signature, step, "quic", now)
         operation.late = deadline <= now
-        if self._timer is None or deadline < self._timer.when():
-            self._arm(deadline)
+        if self._late is not None:
+            operation.due -= ahead(timeout)
+        if self._timer is None or operation.due < self._timer.when():
+            self._arm(operation.due)
         try:
             self._announce(operation)
         except Exception as error:
@@ -570,6 +579,7 @@ class Communicator:
         self.fail(error)  # a consequence whose cause nobody has reported
         final = self._again(told or error, operation.slot.name, operation.step, seen=error)
         final.__cause__ = None if told in (None, error) else error
+        self._explain(final)
         self._end(operation, None, final)
 
     # -- calls through the memory of one host --------------------------------------------------------------------
@@ -614,10 +624,14 @@ class Communicator:
 
     def near_late(self, call: NearCall, present: Sequence[int]) -> None:
         """A call has not ended by its deadline. present: the ranks that have called as much as this one."""
+        self.fail(self._calls.late(self._slot_of(call, present), call.timeout, call.step))
+
+    def _slot_of(self, call: NearCall, present: Sequence[int]) -> Slot:
+        """A call through memory as one over QUIC would be."""
         slot = Slot(GROUP, call.small.number, call.name, ranks=tuple(range(self.world)))
         for rank in present:
             slot.announced[rank] = Announce(self.view.view_id, GROUP, slot.seq, call.small.signature)
-        self.fail(self._calls.late(slot, call.timeout, call.step))
+        return slot
 
     def near_tick(self) -> None:
         """Time has passed, and calls may have ended."""
@@ -652,6 +666,7 @@ class Communicator:
             told = await self.end_of_view(max(call.deadline, self._loop.time()))
             error = self._again(told or seen, call.name, call.step, seen=seen)
             error.__cause__ = None if told in (None, seen) else seen
+            self._explain(error)
         except asyncio.CancelledError as cancelled:  # the engine ends, or nobody waits any more
             error = cancelled
             raise
@@ -673,9 +688,29 @@ class Communicator:
             if operation.deadline <= now:
                 operation.late = True
                 self._advance(operation)
-        waiting = [operation.deadline for operation in self._running.values() if not operation.late]
+            elif operation.due <= now:
+                operation.due = operation.deadline
+                self._ask(operation.slot)
+        waiting = [operation.due for operation in self._running.values() if not operation.late]
         if waiting and self._timer is None:
             self._arm(min(waiting))
+
+    def _ask(self, slot: Slot) -> None:
+        if self._late is not None and self.error is None:
+            self._late.ask(self.view, list(self._calls.absent(slot)))
+
+    @property
+    def asks(self) -> bool:
+        """Whether late ranks are asked where they are."""
+        return self._late is not None
+
+    def near_due(self, call: NearCall, present: Sequence[int]) -> None:
+        """A call will be late soon. present: the ranks that have called as much as this one."""
+        self._ask(self._slot_of(call, present))
+
+    def _explain(self, error: QuicollError) -> None:
+        if self._late is not None and not isinstance(error, LocalError):
+            self._late.explain(error)
 
     def _prefix(self, slot: Slot) -> bytes:
         return _TAG.pack(self.view.view_id, slot.group, slot.seq)

@@ -54,6 +54,7 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
+from quicoll.engine.late_stacks import ahead
 from quicoll.engine.looking import LOOK_NS, QUESTION_NS, Looks
 from quicoll.errors import LocalError
 from quicoll.local.large import carry
@@ -85,7 +86,7 @@ class NearCall:
     loop. timeout: in seconds, for the error. step: the open one. ticks: of the engine since it was begun. attended: its
     caller looks for its end, or sleeps until then. arrived_ns: by rank, at which tick it was first seen to have called;
     None where no tick has come. ending: waits for why the view is over, once it has failed. entry: for the flight
-    recorder, where there is one.
+    recorder, where there is one. due: when who has not called is asked where it is.
     """
 
     __slots__ = (
@@ -93,6 +94,7 @@ class NearCall:
         "arrived_ns",
         "attended",
         "deadline",
+        "due",
         "ending",
         "entry",
         "name",
@@ -117,6 +119,7 @@ class NearCall:
         self.name = name
         self.settle: Settle = _nobody
         self.deadline = near.now() + timeout
+        self.due = self.deadline - ahead(timeout)
         self.timeout = timeout
         self.step = step
         self.ticks = 0
@@ -140,7 +143,11 @@ def _nobody(number: int | None, error: BaseException | None, idle: bool) -> None
 
 
 class Overseer(Protocol):
-    """What a neighbourhood asks of the communicator, on the engine's thread."""
+    """What a neighbourhood asks of the communicator, on the engine's thread. asks: it wants to hear of calls that are
+    due."""
+
+    @property
+    def asks(self) -> bool: ...
 
     def near_failed(self, call: NearCall | None, error: Exception) -> None:
         """A call has failed, or all have: the view is over."""
@@ -156,6 +163,10 @@ class Overseer(Protocol):
 
     def near_late(self, call: NearCall, present: Sequence[int]) -> None:
         """A call has not ended by its deadline. present: the ranks that have called as much as this one."""
+        ...
+
+    def near_due(self, call: NearCall, present: Sequence[int]) -> None:
+        """A call will be late soon. present: the ranks that have called as much as this one."""
         ...
 
     def near_tick(self) -> None:
@@ -258,14 +269,20 @@ class Neighbourhood:
         now = self.now()
         late: NearCall | None = None
         present: list[int] = []
+        due: list[tuple[NearCall, list[int]]] = []
         with self._lock:
             for call in self._calls.values():
                 call.ticks += 1
                 if call.ticks > 1 and not call.small.done:
                     self._note(call, now)
+                if call.due <= now and self._overseer.asks:
+                    call.due = call.deadline + 1
+                    due.append((call, self._small.present(call.small)))
                 if late is None and call.deadline <= now:
                     late, present = call, self._small.present(call.small)
             self._tell_wakes()
+        for call, here in due:
+            self._overseer.near_due(call, here)
         if late is not None:
             self._overseer.near_late(late, present)
         if self.whole:

@@ -23,6 +23,7 @@ from quicoll.local.memory import unusable
 from quicoll.membership.incarnation import CHANCE_BYTES, first
 from quicoll.observability.events import JsonLines, Observer, Observers, make_directory
 from quicoll.observability.flight_files import record_flight
+from quicoll.observability.thread_stacks import thread_stacks
 from quicoll_transport.errors import TransportError
 from quicoll_transport.net.addresses import is_numeric, is_v6, parse_address
 from quicoll_transport.net.resolver import Resolver, resolve_all
@@ -83,6 +84,7 @@ async def start(
         flight=None
         if config.flight_dir is None
         else record_flight(config.flight_dir, job=config.job, node=config.node, chance=incarnation),
+        stacks=thread_stacks,
     )
 
 
@@ -98,6 +100,7 @@ async def start_with(
     wall_clock: Callable[[], datetime] | None = None,
     host: HostHere | None = None,
     flight: FlightRecorder | None = None,
+    stacks: Callable[[int], str] | None = None,
 ) -> tuple[Engine, Runtime]:
     """Start an engine over the given credentials and network: what tests and simulations call.
 
@@ -112,6 +115,7 @@ async def start_with(
         wall_clock: The date that certificates are checked against, aware; None takes the system's.
         host: The one that this rank is on; None uses no memory that ranks share.
         flight: Keeps what this rank did last; None where nothing does.
+        stacks: Gives the stacks of this process, for who waits for it; None asks no rank for its own, and answers none.
     Returns:
         The engine and the runtime that it is on.
     Raises:
@@ -141,6 +145,7 @@ async def start_with(
                 wall_clock=wall_clock,
                 denied=denied,
                 host=host,
+                stacks=stacks,
             )
         except BaseException:
             io.close()

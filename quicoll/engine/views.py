@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
+    from quicoll.engine.late_stacks import LateStacks
     from quicoll.engine.neighbourhood import Neighbourhood
     from quicoll.errors import QuicollError
     from quicoll.membership.member.actions import Deactivate
@@ -62,6 +63,7 @@ class Views:
         on_failure: Callable[[View, QuicollError, tuple[int, ...]], None],
         on_gone: Callable[[str], None] = lambda node: None,
         flight: FlightRecorder | None = None,
+        late: LateStacks | None = None,
     ) -> None:
         """Start without a view.
 
@@ -74,6 +76,7 @@ class Views:
                 quicoll.engine.communicator.Communicator says them.
             on_gone: Called with a node of the view at work whose process has ended, where the system says so.
             flight: Keeps what was called last; None where nothing does.
+            late: Asks late ranks where they are; None asks nobody.
         """
         self.communicator: Communicator | None = None
         self.first: View | None = None
@@ -84,6 +87,7 @@ class Views:
         self._on_failure = on_failure
         self._on_gone = on_gone
         self._flight = flight
+        self._late = late
         self._early = EarlyAnnouncements()
         self._ends = ViewEnds()
         self._lost: list[str] = []
@@ -147,6 +151,7 @@ class Views:
             on_called=lambda op, arrived_ns: self._called(view, links, op, arrived_ns),
             near=near,
             flight=flight,
+            late=self._late,
         )
         if near is not None:
             near.attach(communicator, lambda rank: self._on_gone(view.members[rank].node), flight)

@@ -31,6 +31,7 @@ from quicoll.errors import LocalError
 from quicoll.observability.events import make_directory
 from quicoll.observability.flight import FlightRecorder
 from quicoll.observability.flight_record import MAX_FILE, FlightFile, decode_flight, encode_flight, plain
+from quicoll.observability.thread_stacks import FLIGHT_THREAD
 
 __all__ = [
     "FlightWriter",
@@ -116,7 +117,7 @@ class FlightWriter:
         self._asks: SimpleQueue[threading.Event | None] = SimpleQueue()
         _forget_lives(path)
         recorder.keep, recorder.flush, recorder.close = self.wanted, self.flush, self.close
-        self._thread = threading.Thread(target=self._run, name="quicoll-flight", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=FLIGHT_THREAD, daemon=True)
         self._thread.start()
 
     def wanted(self) -> None:

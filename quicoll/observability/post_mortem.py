@@ -336,7 +336,7 @@ def _stack_of(known: _Files, node: str, at_ns: int | None) -> str:
 
 def _end_of_process(known: _Files, node: str, at_ns: int | None) -> str:
     """How the process of a node ended, the last one or the one whose end is the nearest to a time."""
-    ends = [
+    ends: list[tuple[int, str]] = [
         (known.at(file, each.t), each.text) for file in known.all for each in file.of(ProcessEnd) if each.node == node
     ]
     if not ends:
