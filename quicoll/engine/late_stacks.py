@@ -15,7 +15,7 @@ Only who is in the view is asked, and only those who are in it get an answer: th
 once a second at most, whoever asks, and each peer gets one a second. `late_stacks` off: none is given and none asked
 for; who asks hears so.
 
-Invariants: an answer that was not asked for is dropped; texts are kept for the ranks of one view, of MAX_TOLD
+Invariants: an answer that was not asked for, or comes after the error, is dropped; texts are kept for the ranks of one view, of MAX_TOLD
 characters each; no operation ends later because of any of this.
 """
 
@@ -53,6 +53,7 @@ class _Asked:
     at: float
     answered: float | None = None
     text: str = ""
+    silent: bool = False
 
 
 class LateStacks:
@@ -122,7 +123,7 @@ class LateStacks:
             self._answer(link, view.view_id)
             return
         asked = self._asked.get(link.node)
-        if asked is None or asked.view != view.view_id or asked.answered is not None:
+        if asked is None or asked.view != view.view_id or asked.silent or asked.answered is not None:
             return
         asked.answered = self._now()
         asked.text = message.text
@@ -157,7 +158,9 @@ class LateStacks:
                     f"{node} was asked where it is, and did not answer within {waited:.1f} s: its process stands "
                     "still, or nothing gets through to it"
                 )
-                self._on_told(node, text)
+                if not each.silent:
+                    each.silent = True
+                    self._on_told(node, text)
             elif not each.text:
                 text = _kept(node)
             else:
