@@ -15,8 +15,8 @@ Only who is in the view is asked, and only those who are in it get an answer: th
 once a second at most, whoever asks, and each peer gets one a second. `late_stacks` off: none is given and none asked
 for; who asks hears so.
 
-Invariants: an answer that was not asked for, or comes after the error, is dropped; texts are kept for the ranks of one view, of MAX_TOLD
-characters each; no operation ends later because of any of this.
+Invariants: an answer that was not asked for, or comes after the error, is dropped; texts are kept for the ranks of one
+view, of MAX_TOLD characters each; no operation ends later because of any of this.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from queue import SimpleQueue
 from quicoll.errors import LocalError
 from quicoll.observability.events import make_directory
 from quicoll.observability.flight import FlightRecorder
-from quicoll.observability.flight_record import MAX_FILE, FlightFile, decode_flight, encode_flight, plain
+from quicoll.observability.flight_record import MAX_FILE, FlightFile, decode_flight, encode_flight, printable
 from quicoll.observability.thread_stacks import FLIGHT_THREAD
 
 __all__ = [
@@ -231,7 +231,7 @@ def read_flights(directory: str | Path) -> ReadFlights:
     for name in names[:_MOST_FILES]:
         told = _read(Path(directory) / name)
         if isinstance(told, str):
-            found.unread[plain(name, 256)] = told
+            found.unread[printable(name, 256)] = told
         else:
             found.files[name] = told
     if len(names) > _MOST_FILES:

@@ -10,7 +10,7 @@ same one share it. The header has one moment of it by the wall as well.
 
 Whoever reads a file takes nothing of it for granted. It may be torn, of another program, or made to do harm. So its
 size, its lines and every text and number have bounds; lines that are no records are counted and left out; what stands
-in texts is printed without control characters (`plain`). A node's name is not believed beyond its own file.
+in texts is printed without control characters (`printable`). A node's name is not believed beyond its own file.
 
 Nothing secret is written: names of nodes and operations, shapes, numbers, causes as errors have them. No tensor, no
 key, no line of a program's output, no variable.
@@ -42,7 +42,7 @@ __all__ = [
     "ProcessEnd",
     "decode_flight",
     "encode_flight",
-    "plain",
+    "printable",
 ]
 
 FLIGHT_FORMAT = "quicoll-flight-1"
@@ -230,7 +230,7 @@ def decode_flight(data: bytes) -> FlightFile | str:
     if not isinstance(header, FlightHeader):
         return "it does not begin as the file of a flight recorder does"
     if header.format != FLIGHT_FORMAT:
-        return f"its format is {plain(header.format)!r}, and what is read here is {FLIGHT_FORMAT!r}"
+        return f"its format is {printable(header.format)!r}, and what is read here is {FLIGHT_FORMAT!r}"
     records: list[FlightRecord] = []
     bad = 0
     foot: FlightFoot | None = None
@@ -261,7 +261,7 @@ def _decoded(line: bytes) -> _Line | None:
         return None
 
 
-def plain(text: str, most: int = 2048) -> str:
+def printable(text: str, most: int = 2048) -> str:
     """Return text for a terminal: without control characters, which could do more than be read; cut to a length."""
     clean = "".join(each if each.isprintable() else " " for each in text[: most + 1])
     return clean if len(clean) <= most else f"{clean[: most - 3]}..."

@@ -17,7 +17,7 @@ A node that has left no file, since SIGKILL or a power cut leaves nobody time fo
 the last of its calls that they heard, the last operation of all ranks that ended, which it must have called; and by how
 its process ended, where a supervisor wrote that.
 
-Everything here is a pure function of the files. Their texts come from other hosts and are made `plain` where they are
+Everything here is a pure function of the files. Their texts come from other hosts and are made `printable` where they are
 put into a sentence; nothing is concluded from the words of a text.
 """
 
@@ -38,7 +38,7 @@ from quicoll.observability.flight_record import (
     FlightView,
     LateStack,
     ProcessEnd,
-    plain,
+    printable,
 )
 
 __all__ = ["EndOfView", "LastSeen", "PostMortem", "conclude", "told_in_sentences"]
@@ -180,7 +180,7 @@ def conclude(files: Iterable[FlightFile]) -> PostMortem:
             f"no file of {_list(missing)}: what is said of {'it' if len(missing) == 1 else 'them'} is from others"
         )
     for file in known.all:
-        remarks += [f"the file of {plain(file.header.node, 64)}: {each}" for each in file.trouble]
+        remarks += [f"the file of {printable(file.header.node, 64)}: {each}" for each in file.trouble]
     remarks += _clock_remarks(known)
     reference = next((f for f in known.all if known.clocks[f.header.clock] == ClockOffset(0, 0)), None)
     wall_ns = 0 if reference is None else reference.header.wall - reference.header.t
@@ -188,7 +188,7 @@ def conclude(files: Iterable[FlightFile]) -> PostMortem:
 
 
 def _clock_remarks(known: _Files) -> list[str]:
-    hosts = {file.header.clock: plain(file.header.host, 64) for file in known.all}
+    hosts = {file.header.clock: printable(file.header.host, 64) for file in known.all}
     remarks = []
     for clock, offset in sorted(known.clocks.items()):
         if offset.bound_ns is None:
@@ -366,7 +366,7 @@ def _heard_of(known: _Files, node: str, mark: str | None) -> FlightOperation | N
 
 def told_in_sentences(found: PostMortem) -> list[str]:
     """Return a post-mortem for people, a line each; what belongs to the line above is indented."""
-    lines = [f"job {plain(found.job, 64)}"]
+    lines = [f"job {printable(found.job, 64)}"]
     failures = [end for end in found.ends if end.kind != "changed"]
     if not failures:
         lines.append("no view has failed, as far as the files say")
@@ -394,14 +394,15 @@ def _told_end(found: PostMortem, end: EndOfView) -> list[str]:
     lines = [f"{_time(found, end.at_ns)} view {end.view} of {ranks} ended: {what}"]
     if end.told:
         by = "the coordinator said" if end.kind != "cut off" else "the ranks concluded"
-        lines.append(f"    {by}: {plain(end.told)}")
+        lines.append(f"    {by}: {printable(end.told)}")
     else:
         lines.append("    nothing was heard from the coordinator: this is what most ranks saw")
     for call in end.awaited:
         step = f" of step {call.step}" if call.step is not None else ""
-        lines.append(f"    {plain(call.name, 64)}{step} waited for the call of {_list(call.absent)}")
+        lines.append(f"    {printable(call.name, 64)}{step} waited for the call of {_list(call.absent)}")
         lines += [
-            f"        {plain(node, 64)} had called {plain(text, 200)} instead" for node, text in call.instead.items()
+            f"        {printable(node, 64)} had called {printable(text, 200)} instead"
+            for node, text in call.instead.items()
         ]
     for node in end.culprits[:_NAMED]:
         lines += _told_culprit(end.last[node], lost=end.kind == "lost")
@@ -415,31 +416,31 @@ def _told_end(found: PostMortem, end: EndOfView) -> list[str]:
 
 
 def _told_culprit(node: LastSeen, *, lost: bool) -> list[str]:
-    name = plain(node.node, 64)
+    name = printable(node.node, 64)
     lines = []
     if not node.written:
         lines.append(f"    {name} wrote no file: its process was killed, or its host or its disk is gone")
     if lost and node.heard:
-        lines.append(f"    {name} itself was there again later, and heard: {plain(node.heard)}")
+        lines.append(f"    {name} itself was there again later, and heard: {printable(node.heard)}")
     if node.left:
-        lines.append(f"    {name} wrote why it left: {plain(node.left)}")
+        lines.append(f"    {name} wrote why it left: {printable(node.left)}")
     if node.ended:
-        lines.append(f"    the supervisor saw the process of {name} end with {plain(node.ended, 200)}")
+        lines.append(f"    the supervisor saw the process of {name} end with {printable(node.ended, 200)}")
     lines.append(f"    {name} {_did(node)}")
     if node.stack:
         lines.append(f"    where {name} was when it was late:")
-        lines += [f"        {plain(line, 200)}" for line in node.stack.split("\n")]
+        lines += [f"        {printable(line, 200)}" for line in node.stack.split("\n")]
     return lines
 
 
 def _told_node(node: LastSeen) -> list[str]:
-    name = plain(node.node, 64)
+    name = printable(node.node, 64)
     lines = [f"    {name} {_did(node)}"]
     if node.step is not None:
         ended = node.step.outcome or "not decided, as far as it knew"
         lines.append(f"        its last step was {node.step.step}: {ended}")
     if node.last_event:
-        lines.append(f"        its last event: {plain(node.last_event, 400)}")
+        lines.append(f"        its last event: {printable(node.last_event, 400)}")
     if node.left == "done":
         lines.append("        it had done its work and left")
     return lines
@@ -451,11 +452,11 @@ def _did(node: LastSeen) -> str:
         return "called nothing that is known of"
     step = f" in step {call.step}" if call.step is not None else ""
     how = {"finished": "which ended well", "aborted": "which was given up"}.get(call.outcome, "which did not end")
-    return f"last called {plain(call.name, 64)}{step} of view {call.view}, {how if node.own else 'as others know'}"
+    return f"last called {printable(call.name, 64)}{step} of view {call.view}, {how if node.own else 'as others know'}"
 
 
 def _list(nodes: Sequence[str]) -> str:
-    named = [plain(node, 64) for node in nodes[:_NAMED]]
+    named = [printable(node, 64) for node in nodes[:_NAMED]]
     more = len(nodes) - len(named)
     if more:
         named.append(f"{more} more")

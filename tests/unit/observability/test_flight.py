@@ -20,7 +20,7 @@ from quicoll.observability.flight_record import (
     ProcessEnd,
     decode_flight,
     encode_flight,
-    plain,
+    printable,
 )
 
 S = 1_000_000_000
@@ -249,5 +249,5 @@ def test_a_line_that_is_out_of_bounds_is_left_out_and_counted(line: bytes) -> No
 
 
 def test_text_for_a_terminal_has_nothing_that_steers_it_and_an_end() -> None:
-    assert plain("a\x1b[2Jb\r\nc\u202e") == "a [2Jb  c "
-    assert plain("x" * 100, 10) == "xxxxxxx..."
+    assert printable("a\x1b[2Jb\r\nc\u202e") == "a [2Jb  c "
+    assert printable("x" * 100, 10) == "xxxxxxx..."
