@@ -17,8 +17,8 @@ A node that has left no file, since SIGKILL or a power cut leaves nobody time fo
 the last of its calls that they heard, the last operation of all ranks that ended, which it must have called; and by how
 its process ended, where a supervisor wrote that.
 
-Everything here is a pure function of the files. Their texts come from other hosts and are made `printable` where they are
-put into a sentence; nothing is concluded from the words of a text.
+Everything here is a pure function of the files. Their texts come from other hosts and are made `printable` where they
+are put into a sentence; nothing is concluded from the words of a text.
 """
 
 from __future__ import annotations
