@@ -60,6 +60,8 @@ class JoinSettings(TypedDict, total=False):
     events: str | os.PathLike[str] | None
     transport_events: bool | None
     qlog: str | os.PathLike[str] | None
+    flight_dir: str | os.PathLike[str] | None
+    late_stacks: bool | None
     local: bool | None
     engine_share: float | None
     deny: str | os.PathLike[str] | None
@@ -200,6 +202,8 @@ _FIELDS: dict[str, _Field] = {
     "events": _Field(_text, None),
     "transport_events": _Field(_switch, False),
     "qlog": _Field(_text, None),
+    "flight_dir": _Field(_text, None),
+    "late_stacks": _Field(_switch, True),
     "local": _Field(_switch, True),
     "engine_share": _Field(_part, 1.0),
     "deny": _Field(_text, None),
@@ -279,6 +283,9 @@ class Config:
         transport_events: Whether the transport's own events (connections, suspicion, resends, refusals) are reported
             as well.
         qlog: Directory for a qlog trace of each QUIC connection; None writes none, as it costs CPU time.
+        flight_dir: Directory for one file of each process with what it did last, written when something fails (`quicoll
+            post-mortem`); None keeps and writes nothing.
+        late_stacks: Whether a rank that is late tells those who wait for it where its threads are, and asks others.
         local: Whether ranks that share a host hand each other what they can through its memory.
         engine_share: Part of the time that the engine's thread takes at most while other threads of the program compute
             and none waits for it; 1 is no bound.
@@ -310,6 +317,8 @@ class Config:
     events: str | None
     transport_events: bool
     qlog: str | None
+    flight_dir: str | None
+    late_stacks: bool
     local: bool
     engine_share: float
     deny: str | None

@@ -10,6 +10,7 @@ import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Unpack
 
 from quicoll.audit.log import AuditLog, audit_file
@@ -20,15 +21,16 @@ from quicoll.collectives.group import Group
 from quicoll.collectives.subgroups import PIECES_DOWN, PIECES_UP, STATE, TIERS
 from quicoll.config import Config, JoinSettings
 from quicoll.engine.start import read_access, start
-from quicoll.errors import LocalError, Terminated
+from quicoll.errors import LocalError, QuicollError, Terminated
 from quicoll.numerics.seed import Seed
+from quicoll.observability.flight_signals import sigusr1_records
 from quicoll.rendezvous.meeting import meet_ranks, meets
 from quicoll.state.rank_state import RankState
 from quicoll.state.sharded import PieceGroups, ShardedSet
 from quicoll.state.version import StateVersion
 from quicoll.step.context import Step
 from quicoll.step.protocol import StepProtocol, at_work
-from quicoll.stop import StopRequest, sigterm_asks
+from quicoll.stop import StopRequest, sigterm_asks, sigterm_tells
 from quicoll.tiers.shared import SharedState
 from quicoll.tiers.spreading import Spreader
 from quicoll.tiers.tiers import Tiers
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from quicoll.engine.runtime import Runtime
     from quicoll.membership.view import View
     from quicoll.observability.events import Observer
+    from quicoll.observability.flight import FlightRecorder
     from quicoll.observability.stragglers import Straggler
     from quicoll.rendezvous.meeting import Meeting
     from quicoll.state.rank_state import Load, Save
@@ -507,6 +510,9 @@ async def join(*, observer: Observer | None = None, **settings: Unpack[JoinSetti
             raise
         if meeting is not None:
             meeting.close()
+        if (flight := engine.observers.flight) is not None:
+            stack.enter_context(sigterm_tells(partial(_tell_of_sigterm, flight)))
+            stack.enter_context(sigusr1_records(flight))
         async with attended(Job(engine.config, engine, runtime, view, stop)) as job:
             yield job
 
@@ -528,9 +534,16 @@ async def attended(job: Job) -> AsyncIterator[Job]:
         await job.aclose()
     except BaseException as error:
         reason = "terminated" if isinstance(error, Terminated) else type(error).__name__
+        if (flight := job.internals.engine.observers.flight) is not None and isinstance(error, QuicollError):
+            flight.left(f"{reason}: {error}")  # of other errors the text is the program's, which may be secret
         patience = min(job.config.timeout, _PATIENCE_S)
         await job.aclose(reason, patience=patience, finished=False)
         raise
+
+
+def _tell_of_sigterm(flight: FlightRecorder) -> None:
+    flight.asked("SIGTERM has come")
+    flight.flush()
 
 
 async def _shut(engine: Engine, runtime: Runtime) -> None:

@@ -10,8 +10,9 @@ to be done before SIGKILL comes. What computes is not interrupted; what waits fo
 a decision, of a coordinator that may be gone for good. The step is in doubt then, and its callbacks do not run here.
 
 Signals belong to the program. Nothing here touches them unless it is asked to: by the setting `handle_sigterm`, or by
-`quicoll.train.Worker`, which is a program's main loop and takes SIGTERM only where nobody else did. There is one
-handler for all jobs of the process, for as long as one of them wants it; the first SIGTERM asks them, and puts the
+`quicoll.train.Worker`, which is a program's main loop and takes SIGTERM only where nobody else did; or by `flight_dir`,
+which has what this rank did last written down before SIGTERM does what it does otherwise (`sigterm_tells`). There is
+one handler for all jobs of the process, for as long as one of them wants it; the first SIGTERM asks them, and puts the
 default action back, so that a second one ends the process at once.
 """
 
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -26,7 +28,7 @@ from types import FrameType
 
 from quicoll.errors import LocalError, Terminated
 
-__all__ = ["StopRequest", "sigterm_asks"]
+__all__ = ["StopRequest", "sigterm_asks", "sigterm_tells"]
 
 
 class StopRequest:
@@ -149,12 +151,45 @@ class StopRequest:
 
 
 _handling: list[StopRequest] = []
+_told: list[Callable[[], object]] = []
 
 
 def _on_sigterm(number: int, frame: FrameType | None) -> None:
     signal.signal(number, signal.SIG_DFL)
+    for tell in tuple(_told):
+        tell()
     for request in _handling:
         request.ask()
+    if not _handling:
+        os.kill(os.getpid(), number)  # what would have happened before
+
+
+@contextlib.contextmanager
+def sigterm_tells(tell: Callable[[], object]) -> Iterator[None]:
+    """Have a function called when SIGTERM comes, until the block ends, before that does what it does otherwise.
+
+    Nothing is done where the signal cannot be had: outside of the main thread, or where the program handles it.
+
+    Args:
+        tell: The function; quick, for a signal handler.
+    """
+    if _obstacle():
+        yield
+        return
+    _told.append(tell)
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _on_sigterm)
+    try:
+        yield
+    finally:
+        _told.remove(tell)
+        _let_go()
+
+
+def _let_go() -> None:
+    """Put the default action back where nobody wants the signal any more."""
+    if not _handling and not _told and signal.getsignal(signal.SIGTERM) is _on_sigterm:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @contextlib.contextmanager
@@ -180,8 +215,7 @@ def sigterm_asks(request: StopRequest, *, insist: bool) -> Iterator[None]:
         yield
     finally:
         _handling.remove(request)
-        if not _handling and signal.getsignal(signal.SIGTERM) is _on_sigterm:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        _let_go()
 
 
 def _obstacle() -> str:

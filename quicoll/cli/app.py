@@ -31,9 +31,11 @@ _NAMES = (
     "explain",
     "sim",
     "audit",
+    "post-mortem",
     "certs",
 )
-"""As the list has them. Each is a module of this package, whose `register` adds the command of its name to an app."""
+"""As the list has them. Each is a module of this package, whose `register` adds the command of its name to an app; a
+hyphen of the name is an underscore of the module's."""
 
 
 class _Commands(TyperGroup):
@@ -50,7 +52,7 @@ class _Commands(TyperGroup):
         for name in (cmd_name,) if cmd_name in _NAMES else _NAMES:  # one that is not there may be meant for any
             if name not in self.commands:
                 module = typer.Typer()
-                import_module(f"quicoll.cli.{name}").register(module)
+                import_module(f"quicoll.cli.{name.replace('-', '_')}").register(module)
                 self.commands[name] = get_group(module).commands[name]
         return super().get_command(ctx, cmd_name)
 

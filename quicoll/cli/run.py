@@ -74,6 +74,12 @@ def run_script(
     qlog: Annotated[
         Path | None, typer.Option(help="Write qlog traces of every connection of every process to this directory.")
     ] = None,
+    flight: Annotated[
+        Path | None,
+        typer.Option(
+            help="When something fails, write what each process did last to this directory, for quicoll post-mortem."
+        ),
+    ] = None,
     journal: Annotated[
         Path | None, typer.Option(help="Keep the coordinator's journal in this file, and go on from it.")
     ] = None,
@@ -102,6 +108,7 @@ def run_script(
         certs=certs,
         events=events,
         qlog=qlog,
+        flight=flight,
         journal=journal,
         listen=listen,
         seed=seed,
@@ -119,6 +126,8 @@ def run_script(
     outcome = asyncio.run(supervisor.run())
     if outcome.reason:
         typer.echo(f"quicoll: {outcome.reason}", err=True)
+        if flight is not None and outcome.exit_status == 1:
+            typer.echo(f"quicoll: who did what last: quicoll post-mortem {flight}", err=True)
     raise typer.Exit(outcome.exit_status)
 
 

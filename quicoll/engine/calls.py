@@ -384,12 +384,11 @@ class Calls:
             timeout: Its time in seconds, for the message.
             step: The number of the step that it belongs to, for the error.
         """
-        absent = [rank for rank in slot.ranks if rank not in slot.announced]
+        absent = self.absent(slot)
         nodes = ", ".join(f"rank {rank} ({self._node(rank)})" for rank in absent)
         what = f"{nodes} did not call {slot.name}" if absent else "its data did not arrive"
-        others = [(rank, self._pending(rank)) for rank in absent]
-        instead = "".join(f"; rank {rank} called {brief(other)}" for rank, other in others if other)
-        first = absent[0] if absent else None
+        instead = "".join(f"; rank {rank} called {brief(other)}" for rank, other in absent.items() if other)
+        first = next(iter(absent), None)
         return PeerError(
             f"{what} within {timeout:g} s{instead}",
             rank=first,
@@ -398,6 +397,14 @@ class Calls:
             step=step,
             op=slot.name,
         )
+
+    def absent(self, slot: Slot) -> dict[int, str]:
+        """Return the ranks whose call of an operation has not come, and what each has called instead, as far as known.
+
+        Args:
+            slot: The operation.
+        """
+        return {rank: self._pending(rank) for rank in slot.ranks if rank not in slot.announced}
 
     def _pending(self, rank: int) -> str:
         """What `rank` has called and this rank has not, the earliest that is known of; "" if there is nothing."""

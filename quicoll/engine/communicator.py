@@ -38,18 +38,22 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from quicoll.engine.calls import Call, Calls, Slot, measurements
 from quicoll.engine.differences import brief, difference
 from quicoll.engine.executor import Execution, TransferFailed
+from quicoll.engine.late_stacks import ahead
 from quicoll.engine.messages import Announce, Farewell, encode_message
 from quicoll.engine.neighbourhood import GROUP
 from quicoll.errors import Corrupted, LocalError, Mismatch, PeerError, QuicollError, again
 from quicoll.local.small import Differing, Spoiled
+from quicoll.observability.flight import UnderWay
 from quicoll_transport.errors import LinkLost, MessageCorrupted
 from quicoll_transport.errors import TransportError as _TransportError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from quicoll.engine.late_stacks import LateStacks
     from quicoll.engine.neighbourhood import NearCall, Neighbourhood
     from quicoll.membership.view import View
+    from quicoll.observability.flight import CalledEntry, ViewRecorder
     from quicoll_transport.endpoint import Link
 
 __all__ = ["Communicator", "Ended", "InFlight", "Watch", "view_prefix"]
@@ -80,15 +84,19 @@ class InFlight:
     """An operation in flight.
 
     late: its deadline has passed. execution: of its plan, from when that begins. ending: waits for why the view is
-    over, once it has failed.
+    over, once it has failed. entry, algorithm: for the flight recorder, where there is one. due:
+    when to look at it next: who has not called is asked where it is shortly before the deadline.
     """
 
     __slots__ = (
         "_cancel",
+        "algorithm",
         "call",
         "deadline",
+        "due",
         "ended",
         "ending",
+        "entry",
         "execution",
         "late",
         "slot",
@@ -112,13 +120,15 @@ class InFlight:
         self.slot = slot
         self.ended = ended
         self._cancel = cancel
-        self.deadline = deadline
+        self.deadline = self.due = deadline
         self.timeout = timeout
         self.step = step
         self.stage = Headway.CALLED
         self.late = False
         self.execution: Execution | None = None
         self.ending: asyncio.Task[None] | None = None
+        self.entry: CalledEntry | None = None
+        self.algorithm = ""
 
     def cancel(self) -> None:
         """Nobody waits for it any more, which ends the view. Nothing where it is over."""
@@ -181,6 +191,8 @@ class Communicator:
         on_failure: Callable[[QuicollError, tuple[int, ...]], None],
         on_called: Callable[[str, dict[int, int]], None] = lambda op, arrived_ns: None,
         near: Neighbourhood | None = None,
+        flight: ViewRecorder | None = None,
+        late: LateStacks | None = None,
     ) -> None:
         """Go to work.
 
@@ -194,6 +206,8 @@ class Communicator:
             on_called: Called with (op, arrived_ns) for each operation that all have called. arrived_ns: when each
                 rank's call came to be known here.
             near: The way between the ranks where all share a host, which ends with this.
+            flight: Is told what is called, and how it ends.
+            late: Asks late ranks where they are; None asks nobody.
         """
         rank = view.rank_of(node)
         if rank is None:
@@ -208,6 +222,8 @@ class Communicator:
         self._on_failure = on_failure
         self._on_called = on_called
         self.near = near
+        self._flight = flight
+        self._late = late
         self._calls = Calls(view, rank)
         self._calls.near = near
         self._running: dict[tuple[int, int], InFlight] = {}  # by group and number
@@ -322,9 +338,13 @@ class Communicator:
         operation = InFlight(call, slot, ended, self._cancel, deadline=deadline, timeout=timeout, step=step)
         self._running[group, slot.seq] = operation
         self._count += 1
+        if self._flight is not None:
+            operation.entry = self._flight.called(slot.name, call.signature, step, "quic", now)
         operation.late = deadline <= now
-        if self._timer is None or deadline < self._timer.when():
-            self._arm(deadline)
+        if self._late is not None:
+            operation.due -= ahead(timeout)
+        if self._timer is None or operation.due < self._timer.when():
+            self._arm(operation.due)
         try:
             self._announce(operation)
         except Exception as error:
@@ -455,8 +475,10 @@ class Communicator:
             if call.measures and not slot.leads and calls.network(slot.group) is None:
                 return False
             operation.stage = Headway.RUNNING
+            work = call.make(calls.known(slot))
+            operation.algorithm = work.plan.algorithm
             operation.execution = Execution(
-                call.make(calls.known(slot)),
+                work,
                 links=self._links,
                 ranks=slot.ranks,
                 prefix=self._prefix(slot),
@@ -484,12 +506,29 @@ class Communicator:
         for operation in self._running.values():
             self._loop.call_soon(self._advance, operation)
 
+    def under_way(self) -> list[UnderWay]:
+        """Return what this rank has called and what has not ended, and whose call of it has not come."""
+        found = [
+            UnderWay(
+                each.slot.name,
+                each.call.signature,
+                each.step,
+                each.deadline - each.timeout,
+                self._calls.absent(each.slot),
+            )
+            for each in self._running.values()
+        ]
+        return found if self.near is None else [*found, *self.near.waited_for()]
+
     # -- how operations end --------------------------------------------------------------------------------------
 
     def _end(self, operation: InFlight, seq: int | None, error: BaseException | None) -> None:
         """An operation is over: with its number, or with an error."""
         operation.stage = Headway.OVER
         self._count -= 1
+        if self._flight is not None and operation.entry is not None:
+            at, heard_ns, fine = self._loop.time(), operation.slot.arrived_ns, error is None
+            self._flight.ended(operation.entry, at, finished=fine, algorithm=operation.algorithm, heard_ns=heard_ns)
         operation.close()
         # Last, and with no turn of the loop since `fail`: a late announcement must find the slot or the failure.
         del self._running[operation.slot.group, operation.slot.seq]
@@ -551,6 +590,7 @@ class Communicator:
         self.fail(error)  # a consequence whose cause nobody has reported
         final = self._again(told or error, operation.slot.name, operation.step, seen=error)
         final.__cause__ = None if told in (None, error) else error
+        self._explain(final)
         self._end(operation, None, final)
 
     # -- calls through the memory of one host --------------------------------------------------------------------
@@ -595,10 +635,14 @@ class Communicator:
 
     def near_late(self, call: NearCall, present: Sequence[int]) -> None:
         """A call has not ended by its deadline. present: the ranks that have called as much as this one."""
+        self.fail(self._calls.late(self._slot_of(call, present), call.timeout, call.step))
+
+    def _slot_of(self, call: NearCall, present: Sequence[int]) -> Slot:
+        """A call through memory as one over QUIC would be."""
         slot = Slot(GROUP, call.small.number, call.name, ranks=tuple(range(self.world)))
         for rank in present:
             slot.announced[rank] = Announce(self.view.view_id, GROUP, slot.seq, call.small.signature)
-        self.fail(self._calls.late(slot, call.timeout, call.step))
+        return slot
 
     def near_tick(self) -> None:
         """Time has passed, and calls may have ended."""
@@ -634,6 +678,7 @@ class Communicator:
             told = await self.end_of_view(max(call.deadline, self._loop.time()))
             error = self._again(told or seen, call.name, call.step, seen=seen)
             error.__cause__ = None if told in (None, seen) else seen
+            self._explain(error)
         except asyncio.CancelledError as cancelled:  # the engine ends, or nobody waits any more
             error = cancelled
             raise
@@ -655,9 +700,29 @@ class Communicator:
             if operation.deadline <= now:
                 operation.late = True
                 self._advance(operation)
-        waiting = [operation.deadline for operation in self._running.values() if not operation.late]
+            elif operation.due <= now:
+                operation.due = operation.deadline
+                self._ask(operation.slot)
+        waiting = [operation.due for operation in self._running.values() if not operation.late]
         if waiting and self._timer is None:
             self._arm(min(waiting))
+
+    def _ask(self, slot: Slot) -> None:
+        if self._late is not None and self.error is None:
+            self._late.ask(self.view, list(self._calls.absent(slot)))
+
+    @property
+    def asks(self) -> bool:
+        """Whether late ranks are asked where they are."""
+        return self._late is not None
+
+    def near_due(self, call: NearCall, present: Sequence[int]) -> None:
+        """A call will be late soon. present: the ranks that have called as much as this one."""
+        self._ask(self._slot_of(call, present))
+
+    def _explain(self, error: QuicollError) -> None:
+        if self._late is not None and not isinstance(error, LocalError):
+            self._late.explain(error)
 
     def _prefix(self, slot: Slot) -> bytes:
         return _TAG.pack(self.view.view_id, slot.group, slot.seq)
@@ -687,6 +752,8 @@ class Communicator:
             ranks: Those whose bits came corrupted, or who called something else.
         """
         if self.error is None:
+            if self._flight is not None:
+                self._flight.broke(error, self.under_way(), seen=True)
             self._break(error)
             self._on_failure(error, ranks)
 
@@ -697,6 +764,8 @@ class Communicator:
         """End with the error that all ranks are given for this view. Nothing if it has ended already."""
         if self.end_error is None:
             self.end_error = error
+            if self._flight is not None:
+                self._flight.broke(error, self.under_way() if self.error is None else (), seen=False)
             self._break(error)
             self._ended.set_result(None)
 

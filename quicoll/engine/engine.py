@@ -14,6 +14,7 @@ A link that ends breaks the communicator if its node is in the view. The parts t
     views.py                              the communicator, what peers say to it, and how earlier views ended
     decisions.py                          what became of steps, for callers who ask late
     waiting.py                            how callers wait, and what they are told
+    late_stacks.py                        where a rank is that others wait for
     lessons.py                            a state on its way to or from a node outside of the view
     block_lessons.py                      blocks of sharded states on their way to or from a spare
     certificates.py                       what an operator does with certificates
@@ -34,15 +35,18 @@ from quicoll.engine.coordinator_link import CoordinatorLink
 from quicoll.engine.decisions import StepOutcomes
 from quicoll.engine.detours import Detours
 from quicoll.engine.failures import failed_node, kind_of
+from quicoll.engine.late_stacks import LateStacks
 from quicoll.engine.lessons import LessonTraffic
 from quicoll.engine.messages import (
     BLOCK_LESSONS,
     Announce,
     AskBlocks,
+    AskStack,
     Blocks,
     EndLesson,
     Farewell,
     MeetingOutcome,
+    StackTold,
     Whereabouts,
 )
 from quicoll.engine.neighbours import Neighbours
@@ -129,8 +133,10 @@ class Engine:
         wall_clock: Callable[[], datetime] | None = None,
         denied: Sequence[str] = (),
         host: HostHere | None = None,
+        stacks: Callable[[int], str] | None = None,
     ) -> None:
-        """host: the one that this rank is on; None uses no memory that ranks share."""
+        """host: the one that this rank is on; None uses no memory that ranks share. stacks: gives the stacks of this
+        process, of so many characters at most; None asks no rank for its own, and answers none."""
         self._settings = CommonSettings(config)
         self.observers = observers
         self.faults = Faults(random.Random(incarnation))  # noqa: S311 - faults are for tests, not for keys
@@ -139,6 +145,16 @@ class Engine:
         self._loop = loop
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns = 0
+        self._late: LateStacks | None = None
+        if stacks is not None:
+            flight = observers.flight
+            self._late = LateStacks(
+                shows=config.late_stacks,
+                stacks=stacks,
+                now=loop.time,
+                link_to=self._link_to,
+                on_told=(lambda node, text: None) if flight is None else flight.stack,
+            )
         self._views = Views(
             loop=loop,
             node=config.node,
@@ -146,6 +162,8 @@ class Engine:
             emit=observers.emit,
             on_failure=self._on_view_broken,
             on_gone=self._on_process_gone,
+            flight=observers.flight,
+            late=self._late,
         )
         self._neighbours = Neighbours(
             loop=loop,
@@ -350,6 +368,8 @@ class Engine:
             return
         communicator.begun(index)
         self.steps.begin(index, number)
+        if self.observers.flight is not None:
+            self.observers.flight.began(number, view_id)
         self._member.begin(index, now_ns=self._now_ns())
         self._work()
 
@@ -560,6 +580,8 @@ class Engine:
             await self._end(reason, finished)
 
     async def _end(self, reason: str, finished: int | None) -> None:
+        if self.observers.flight is not None:
+            self.observers.flight.left(reason if finished is None else "done")
         if self._views.communicator is not None:
             # Before the membership says that this node left, as if another rank had failed.
             self._views.communicator.end(job_closed())
@@ -628,6 +650,10 @@ class Engine:
             self._views.receive(link, message)
         elif isinstance(message, Whereabouts | MeetingOutcome):
             self._neighbours.receive(link, message)
+        elif isinstance(message, AskStack | StackTold):
+            if self._late is not None:
+                communicator = self._views.installed(message.view_id)
+                self._late.receive(link, message, None if communicator is None else communicator.view)
         elif isinstance(message, AskBlocks | Blocks) or (
             isinstance(message, EndLesson) and message.lesson >= BLOCK_LESSONS
         ):

@@ -2,7 +2,8 @@
 
 quicoll.engine.calls says what those of a view mean, quicoll.engine.lessons what those of a lesson mean,
 quicoll.engine.block_lessons what those of one about blocks mean, whose numbers are `BLOCK_LESSONS` and above,
-quicoll.engine.neighbours what ranks of one host say before a view.
+quicoll.engine.neighbours what ranks of one host say before a view, quicoll.engine.late_stacks what they ask each other
+before one is given up.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ __all__ = [
     "BLOCK_LESSONS",
     "MAX_ASKED",
     "MAX_NUMBER",
+    "MAX_TOLD",
     "PLACES",
     "Announce",
     "Ask",
     "AskBlocks",
+    "AskStack",
     "BlockMessage",
     "Blocks",
     "Compared",
@@ -33,6 +36,7 @@ __all__ = [
     "MeetingOutcome",
     "NearMessage",
     "PeerMessage",
+    "StackTold",
     "Whereabouts",
     "decode_message",
     "encode_message",
@@ -52,6 +56,8 @@ BLOCK_LESSONS = 1 << 60
 """The first number of lessons about blocks, above those of views."""
 PLACES = 48
 """Places of blocks that one answer is about; they are bits of a number too."""
+MAX_TOLD = 8192
+"""Characters of the stacks of a rank, as others are told."""
 _Digest = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 _Digests = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16 * MAX_ASKED)]
 
@@ -148,13 +154,26 @@ class MeetingOutcome(msgspec.Struct, frozen=True, array_like=True, forbid_unknow
     why: _Short = ""
 
 
+class AskStack(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag_field="t", tag=10):
+    """Where are you? An operation of this view will be late for want of your call."""
+
+    view_id: int
+
+
+class StackTold(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag_field="t", tag=11):
+    """Here are my threads. "": it is not told."""
+
+    view_id: int
+    text: Annotated[str, msgspec.Meta(max_length=MAX_TOLD)] = ""
+
+
 NearMessage: TypeAlias = Whereabouts | MeetingOutcome
 """What ranks of one host send each other before a view begins."""
 LessonMessage: TypeAlias = Ask | Compared | EndLesson
 """What a rank that learns a state and the one that has it send each other beside chunks."""
 BlockMessage: TypeAlias = AskBlocks | Blocks | EndLesson
 """What a spare and a rank that owns blocks send each other beside these."""
-PeerMessage: TypeAlias = Announce | Farewell | LessonMessage | BlockMessage | NearMessage
+PeerMessage: TypeAlias = Announce | Farewell | LessonMessage | BlockMessage | NearMessage | AskStack | StackTold
 """What ranks send each other beside payloads."""
 
 _encoder = msgspec.msgpack.Encoder()
@@ -189,7 +208,7 @@ def decode_message(data: bytes, *, node: str) -> PeerMessage:
     match message:
         case Announce():
             numbers = (message.view_id, message.group, message.seq, *message.counts, *message.measured)
-        case Farewell() | Whereabouts() | MeetingOutcome():
+        case Farewell() | Whereabouts() | MeetingOutcome() | AskStack() | StackTold():
             numbers = (message.view_id,)
         case Ask():
             numbers = (message.lesson, message.number, message.first, -(len(message.digests) % 16))

@@ -54,11 +54,13 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
+from quicoll.engine.late_stacks import ahead
 from quicoll.engine.looking import LOOK_NS, QUESTION_NS, Looks
 from quicoll.errors import LocalError
 from quicoll.local.large import carry
 from quicoll.local.layout import BACK, CONSUMED, FRONT, PUBLISHED, ROOM, STAGE, WAKE
 from quicoll.local.small import SmallCall, SmallCalls
+from quicoll.observability.flight import ENDED, UnderWay
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
@@ -66,6 +68,7 @@ if TYPE_CHECKING:
     from quicoll.engine.host import MetHost
     from quicoll.local.layout import HostMemory
     from quicoll.local.passages import Passage
+    from quicoll.observability.flight import CalledEntry, ViewRecorder
 
 __all__ = ["GROUP", "TICK_S", "NearCall", "Neighbourhood", "Overseer", "Settle"]
 
@@ -82,7 +85,8 @@ class NearCall:
     name: for people, as "all_reduce#3". settle: called once, by any thread. deadline: of the clock of the engine's
     loop. timeout: in seconds, for the error. step: the open one. ticks: of the engine since it was begun. attended: its
     caller looks for its end, or sleeps until then. arrived_ns: by rank, at which tick it was first seen to have called;
-    None where no tick has come. ending: waits for why the view is over, once it has failed.
+    None where no tick has come. ending: waits for why the view is over, once it has failed. entry: for the flight
+    recorder, where there is one. due: when who has not called is asked where it is.
     """
 
     __slots__ = (
@@ -90,7 +94,9 @@ class NearCall:
         "arrived_ns",
         "attended",
         "deadline",
+        "due",
         "ending",
+        "entry",
         "name",
         "settle",
         "small",
@@ -113,12 +119,14 @@ class NearCall:
         self.name = name
         self.settle: Settle = _nobody
         self.deadline = near.now() + timeout
+        self.due = self.deadline - ahead(timeout)
         self.timeout = timeout
         self.step = step
         self.ticks = 0
         self.attended = False
         self.arrived_ns: dict[int, int] | None = None
         self.ending: asyncio.Task[None] | None = None
+        self.entry: CalledEntry | None = None
 
     def cancel(self) -> None:
         """Nobody waits for it any more, which ends the view. On the engine's thread; nothing where it is over."""
@@ -135,7 +143,11 @@ def _nobody(number: int | None, error: BaseException | None, idle: bool) -> None
 
 
 class Overseer(Protocol):
-    """What a neighbourhood asks of the communicator, on the engine's thread."""
+    """What a neighbourhood asks of the communicator, on the engine's thread. asks: it wants to hear of calls that are
+    due."""
+
+    @property
+    def asks(self) -> bool: ...
 
     def near_failed(self, call: NearCall | None, error: Exception) -> None:
         """A call has failed, or all have: the view is over."""
@@ -151,6 +163,10 @@ class Overseer(Protocol):
 
     def near_late(self, call: NearCall, present: Sequence[int]) -> None:
         """A call has not ended by its deadline. present: the ranks that have called as much as this one."""
+        ...
+
+    def near_due(self, call: NearCall, present: Sequence[int]) -> None:
+        """A call will be late soon. present: the ranks that have called as much as this one."""
         ...
 
     def near_tick(self) -> None:
@@ -193,6 +209,7 @@ class Neighbourhood:
         self._stage = 0  # at which the next large call begins
         self._turning = False  # the engine's loop will go on with large ones
         self._overseer: Overseer | None = None
+        self._flight: ViewRecorder | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._gone: dict[int, asyncio.TimerHandle] = {}  # by rank whose process has ended: until its link is
         self._looks = Looks(met.wakes.now_ns())
@@ -203,14 +220,16 @@ class Neighbourhood:
 
     # -- on the engine's thread: begin and end -------------------------------------------------------------------
 
-    def attach(self, overseer: Overseer, on_gone: Callable[[int], None]) -> None:
+    def attach(self, overseer: Overseer, on_gone: Callable[[int], None], flight: ViewRecorder | None = None) -> None:
         """Go to work for a view that is installed.
 
         Args:
             overseer: Hears of failures.
             on_gone: Called with the rank of a process that has ended, when it has had time to say good-bye before.
+            flight: Is told what is called, and when it ends.
         """
         self._overseer = overseer
+        self._flight = flight
         self._wakes.listen(self._on_back, partial(self._on_ended, on_gone))
         self._timer = self._loop.call_later(TICK_S, self._on_tick)
 
@@ -250,14 +269,20 @@ class Neighbourhood:
         now = self.now()
         late: NearCall | None = None
         present: list[int] = []
+        due: list[tuple[NearCall, list[int]]] = []
         with self._lock:
             for call in self._calls.values():
                 call.ticks += 1
                 if call.ticks > 1 and not call.small.done:
                     self._note(call, now)
+                if call.due <= now and self._overseer.asks:
+                    call.due = call.deadline + 1
+                    due.append((call, self._small.present(call.small)))
                 if late is None and call.deadline <= now:
                     late, present = call, self._small.present(call.small)
             self._tell_wakes()
+        for call, here in due:
+            self._overseer.near_due(call, here)
         if late is not None:
             self._overseer.near_late(late, present)
         if self.whole:
@@ -306,6 +331,21 @@ class Neighbourhood:
         with self._lock:
             return [number for number, call in self._calls.items() if rank in self._small.present(call.small)]
 
+    def waited_for(self) -> list[UnderWay]:
+        """Return the calls under way here, and whose call of each is not there. On the engine's thread."""
+        with self._lock:
+            return [
+                UnderWay(
+                    call.name,
+                    call.small.signature,
+                    call.step,
+                    call.deadline - call.timeout,
+                    dict.fromkeys((rank for rank in self._peers if rank not in self._small.present(call.small)), ""),
+                )
+                for call in self._calls.values()
+                if self.whole and call.small.passage is None
+            ]
+
     # -- calls: any thread ---------------------------------------------------------------------------------------
 
     def begin(self, call: NearCall) -> bool:
@@ -317,6 +357,9 @@ class Neighbourhood:
         with self._lock:
             if not self.whole:
                 return False
+            if self._flight is not None:
+                at = call.deadline - call.timeout
+                call.entry = self._flight.called(call.name, call.small.signature, call.step, "memory", at)
             self._calls[call.small.number] = call
             self._small.add(call.small)
             self._advance()
@@ -477,6 +520,8 @@ class Neighbourhood:
         """Settle what has been taken; without the lock. idle: as `Settle` has it. Of two threads the first one does."""
         while self._taken:
             for number, call in list(self._taken.items()):
+                if call.entry is not None:
+                    call.entry[ENDED] = self.now()
                 call.settle(call.small.number, None, idle)
                 self._taken.pop(number, None)
 
@@ -599,6 +644,8 @@ class Neighbourhood:
                 with self._lock:
                     found = self._calls.pop(large.call.small.number, None)
                 if found is not None:
+                    if found.entry is not None:
+                        found.entry[ENDED] = self.now()
                     found.settle(found.small.number, None, False)
             if self._wakes.now_ns() > until:
                 self._turn_soon()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import ipaddress
 import os
@@ -21,6 +22,8 @@ from quicoll.errors import LocalError
 from quicoll.local.memory import unusable
 from quicoll.membership.incarnation import CHANCE_BYTES, first
 from quicoll.observability.events import JsonLines, Observer, Observers, make_directory
+from quicoll.observability.flight_files import record_flight
+from quicoll.observability.thread_stacks import thread_stacks
 from quicoll_transport.errors import TransportError
 from quicoll_transport.net.addresses import is_numeric, is_v6, parse_address
 from quicoll_transport.net.resolver import Resolver, resolve_all
@@ -31,6 +34,7 @@ from quicoll_transport.security.identity import WORKER
 if TYPE_CHECKING:
     from quicoll.config import Config
     from quicoll.engine.host import HostHere
+    from quicoll.observability.flight import FlightRecorder
     from quicoll_transport.net.addresses import Address
     from quicoll_transport.security.credentials import Credentials
 
@@ -67,15 +71,20 @@ async def start(
     if config.qlog is not None:
         make_directory(config.qlog, "qlog")
     events = JsonLines(Path(config.events) / f"{config.node}.jsonl") if config.events is not None else None
+    incarnation = first(os.urandom(CHANCE_BYTES))
     return await start_with(
         config,
         credentials=credentials,
         make_io=lambda loop: UdpSocket(host, port, loop=loop),
         coordinator_addresses=coordinator_addresses(config.coordinator),
-        incarnation=first(os.urandom(CHANCE_BYTES)),
+        incarnation=incarnation,
         observers=(observer, events),
         runtime=runtime,
         host=ThisHost.here() if config.local and runtime is None and not unusable() else None,
+        flight=None
+        if config.flight_dir is None
+        else record_flight(config.flight_dir, job=config.job, node=config.node, chance=incarnation),
+        stacks=thread_stacks,
     )
 
 
@@ -90,6 +99,8 @@ async def start_with(
     runtime: Runtime | None = None,
     wall_clock: Callable[[], datetime] | None = None,
     host: HostHere | None = None,
+    flight: FlightRecorder | None = None,
+    stacks: Callable[[int], str] | None = None,
 ) -> tuple[Engine, Runtime]:
     """Start an engine over the given credentials and network: what tests and simulations call.
 
@@ -103,6 +114,8 @@ async def start_with(
         runtime: Where the engine runs; None makes a thread of its own.
         wall_clock: The date that certificates are checked against, aware; None takes the system's.
         host: The one that this rank is on; None uses no memory that ranks share.
+        flight: Keeps what this rank did last; None where nothing does.
+        stacks: Gives the stacks of this process, for who waits for it; None asks no rank for its own, and answers none.
     Returns:
         The engine and the runtime that it is on.
     Raises:
@@ -113,7 +126,9 @@ async def start_with(
     if runtime is None:
         runtime = ThreadRuntime(config.node, share=config.engine_share, lost_after=config.lost_after)
     loop = runtime.loop
-    told = Observers(config.node, lambda: round(loop.time() * 1e9), *observers)
+    told = Observers(config.node, lambda: round(loop.time() * 1e9), *observers, flight=flight)
+    if flight is not None:
+        flight.unwritten = lambda reason: _tell_soon(loop, lambda: told.emit("flight_unwritten", reason=reason))
     made: list[Engine] = []
 
     async def make() -> Engine:
@@ -130,6 +145,7 @@ async def start_with(
                 wall_clock=wall_clock,
                 denied=denied,
                 host=host,
+                stacks=stacks,
             )
         except BaseException:
             io.close()
@@ -153,6 +169,11 @@ async def start_with(
         if isinstance(error, TransportError):
             raise LocalError(str(error)) from error
         raise
+
+
+def _tell_soon(loop: asyncio.AbstractEventLoop, tell: Callable[[], None]) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop is closed
+        loop.call_soon_threadsafe(tell)
 
 
 def read_access(config: Config) -> Access:

@@ -12,6 +12,7 @@ view: who does is found here. Invariant: what is of one view never reaches the c
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from typing import TYPE_CHECKING
 
@@ -26,16 +27,24 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
+    from quicoll.engine.late_stacks import LateStacks
     from quicoll.engine.neighbourhood import Neighbourhood
     from quicoll.errors import QuicollError
     from quicoll.membership.member.actions import Deactivate
     from quicoll.membership.view import View
+    from quicoll.observability.flight import FlightRecorder
     from quicoll.observability.stragglers import Stragglers
     from quicoll_transport.endpoint import Link
 
 __all__ = ["Views"]
 
 log = logging.getLogger("quicoll")
+
+
+def _mark(view: View) -> str:
+    """What processes that are in the same view have in common: its number, and the very processes that are in it."""
+    members = [(member.node, member.incarnation) for member in view.members]
+    return hashlib.blake2b(repr((view.view_id, members)).encode(), digest_size=8).hexdigest()
 
 
 class Views:
@@ -53,6 +62,8 @@ class Views:
         emit: Callable[..., None],
         on_failure: Callable[[View, QuicollError, tuple[int, ...]], None],
         on_gone: Callable[[str], None] = lambda node: None,
+        flight: FlightRecorder | None = None,
+        late: LateStacks | None = None,
     ) -> None:
         """Start without a view.
 
@@ -64,6 +75,8 @@ class Views:
             on_failure: Called once with (view, error, ranks) when a view's communicator breaks from inside. ranks: as
                 quicoll.engine.communicator.Communicator says them.
             on_gone: Called with a node of the view at work whose process has ended, where the system says so.
+            flight: Keeps what was called last; None where nothing does.
+            late: Asks late ranks where they are; None asks nobody.
         """
         self.communicator: Communicator | None = None
         self.first: View | None = None
@@ -73,6 +86,8 @@ class Views:
         self._emit = emit
         self._on_failure = on_failure
         self._on_gone = on_gone
+        self._flight = flight
+        self._late = late
         self._early = EarlyAnnouncements()
         self._ends = ViewEnds()
         self._lost: list[str] = []
@@ -126,6 +141,7 @@ class Views:
         """
         self._lost.clear()
         self.first = self.first or view
+        flight = None if self._flight is None else self._flight.in_view(view.view_id, view.nodes, _mark(view))
         self.communicator = communicator = Communicator(
             view,
             node=self._node,
@@ -134,9 +150,11 @@ class Views:
             on_failure=lambda error, ranks: self._on_failure(view, error, ranks),
             on_called=lambda op, arrived_ns: self._called(view, links, op, arrived_ns),
             near=near,
+            flight=flight,
+            late=self._late,
         )
         if near is not None:
-            near.attach(communicator, lambda rank: self._on_gone(view.members[rank].node))
+            near.attach(communicator, lambda rank: self._on_gone(view.members[rank].node), flight)
         self._emit(
             "view_installed",
             view=view.view_id,

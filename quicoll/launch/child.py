@@ -32,6 +32,7 @@ class Child:
         done: Its work has ended as it should.
         dismissed: It was told to leave the job, and is not started again unless more workers are asked for.
         last_line: What its process wrote last.
+        last_pid: Of the process that was started last; 0 before.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Child:
         self.done = False
         self.dismissed = False
         self.last_line = ""
+        self.last_pid = 0
         self._say = say
         self._watch = watch
         self._reading: asyncio.Task[None] | None = None
@@ -99,6 +101,7 @@ class Child:
         finally:
             os.close(writable)
         self.process = process
+        self.last_pid = process.pid
         self._reading = asyncio.create_task(self._pass_on(readable))
         self._watch(f"+{process.pid}")
         status = await process.wait()

@@ -43,7 +43,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quicoll.checks import MAX_MEMBERS, MAX_SECONDS, seconds
 from quicoll.config import check_variables
@@ -53,6 +53,7 @@ from quicoll.launch.child import Child, describe
 from quicoll.launch.restarts import RestartBudget
 from quicoll.launch.running import RunningJob, announce
 from quicoll.membership.operators import OPERATOR, READER
+from quicoll.observability.flight_files import record_flight
 from quicoll.rendezvous.scratch import scratch_directory
 from quicoll_transport.errors import TransportError
 from quicoll_transport.net.addresses import format_address, parse_address
@@ -60,8 +61,12 @@ from quicoll_transport.security.authority import create_authority, issue
 from quicoll_transport.security.credentials import AUTHORITY_KEY_FILE, Credentials, node_files
 from quicoll_transport.security.identity import COORDINATOR, WORKER
 
+if TYPE_CHECKING:
+    from quicoll.observability.flight import FlightRecorder
+
 __all__ = ["RunExit", "Supervisor"]
 
+_SUPERVISOR = "supervisor"
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - for a coordinator that listens on every address
 _CERTS_DAYS = 30
 """Longer than any run with throw-away certificates should last."""
@@ -107,6 +112,7 @@ class Supervisor:
         certs: Path | None = None,
         events: Path | None = None,
         qlog: Path | None = None,
+        flight: Path | None = None,
         journal: Path | None = None,
         listen: str = "127.0.0.1:0",
         seed: int | None = None,
@@ -132,6 +138,7 @@ class Supervisor:
                 (mode 0700, gone afterwards).
             events: Directory for the events files; None takes the temporary one.
             qlog: Directory for a qlog trace of each connection of every process; None writes none.
+            flight: Directory for what each process did last, written when something fails; None keeps nothing.
             journal: The coordinator's; None takes a temporary one, and the job begins anew. That one survives the
                 coordinator's process, which may be started again, and not the machine, with which the run ends.
             listen: The coordinator's address; port 0 lets it pick one.
@@ -176,6 +183,8 @@ class Supervisor:
         self._certs = certs
         self._events = events
         self._qlog = qlog
+        self._flight_dir = flight
+        self._flight: FlightRecorder | None = None
         self._journal = journal
         self._listen = listen
         self._seed = seed
@@ -270,6 +279,9 @@ class Supervisor:
         }
         if self._qlog is not None:
             shared["QUICOLL_QLOG"] = str(self._qlog.resolve())
+        if self._flight_dir is not None:
+            shared["QUICOLL_FLIGHT_DIR"] = str(self._flight_dir.resolve())
+            self._flight = record_flight(self._flight_dir, job=self._job, node=_SUPERVISOR, role=_SUPERVISOR)
         if self._seed is not None:
             shared["QUICOLL_SEED"] = str(self._seed)
         if self._lost_after is not None:
@@ -302,6 +314,8 @@ class Supervisor:
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._end(self._workers)
             await self._end([self._coordinator])
+            if self._flight is not None:
+                self._flight.close()
         restarts = {child.node: child.restarts for child in (self._coordinator, *self._workers)}
         if self._ended_by is not None:
             return RunExit(
@@ -342,6 +356,7 @@ class Supervisor:
         while True:
             argv = self._coordinator_argv(journal, self._address or self._listen)
             status = await child.run(argv, shared)
+            self._ended(child, status)
             if self._address is None:
                 detail = child.last_line.removeprefix("quicoll: ") or describe(status)
                 raise LocalError(f"the coordinator could not start on {self._listen}: {detail}")
@@ -402,6 +417,7 @@ class Supervisor:
             "LOCAL_WORLD_SIZE": world,
         }
         while (status := await child.run(self._command, {**fixed, "QUICOLL_RESTARTS": str(child.restarts)})) != 0:
+            self._ended(child, status)
             if not child.dismissed:
                 await self._before_restart(child, status)
             if child.dismissed:  # which may be heard of a moment after its end
@@ -410,6 +426,11 @@ class Supervisor:
         child.done = True
         if all(worker.done for worker in self._workers):
             self._decide("")
+
+    def _ended(self, child: Child, status: int) -> None:
+        """Keep how a process ended: it may have had no time to write down anything itself."""
+        if self._flight is not None:
+            self._flight.process_ended(child.node, str(child.last_pid), status, describe(status))
 
     async def _before_restart(self, child: Child, status: int) -> None:
         wait = child.budget.died(asyncio.get_running_loop().time())

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from quicoll.errors import LocalError
+from quicoll.observability.flight import FlightRecorder
 from quicoll.observability.sentences import sentence
 
 __all__ = ["Event", "JsonLines", "Observer", "Observers", "make_directory"]
@@ -39,8 +40,8 @@ class Event:
     stands_by(cause, leader); nodes_forgotten(nodes); scale_asked(world_size, leave); node_dismissed(peer, cause);
     dismissed(reason); progress(step, epoch, step_s, communication_share, data_share, samples_per_s);
     tiers_changed(version, active, cold); tiers_refused(version, nodes, reason); piece_refused(state, peer, reason);
-    certificates_rotated(fingerprint); certificate_denied(fingerprint). With `transport_events` also those of
-    quicoll.observability.transport.
+    certificates_rotated(fingerprint); certificate_denied(fingerprint); flight_unwritten(reason).
+    With `transport_events` also those of quicoll.observability.transport.
 
     Attributes:
         t_ns: When: the loop's monotonic clock (on Linux the same for all processes of a host), or virtual time.
@@ -61,17 +62,21 @@ Observer: TypeAlias = Callable[[Event], None]
 class Observers:
     """Gives each event to every observer, and to the log."""
 
-    def __init__(self, node: str, now_ns: Callable[[], int], *observers: Observer | None) -> None:
+    def __init__(
+        self, node: str, now_ns: Callable[[], int], *observers: Observer | None, flight: FlightRecorder | None = None
+    ) -> None:
         """Name those who get the events.
 
         Args:
             node: Where the events happen.
             now_ns: The loop's clock.
             observers: Called in this order; None is left out.
+            flight: Gets them as well; None where no flight recorder is kept.
         """
+        self.flight = flight
         self._node = node
         self._now_ns = now_ns
-        self._observers = [observer for observer in observers if observer is not None]
+        self._observers = [observer for observer in (*observers, flight) if observer is not None]
 
     def emit(self, kind: str, **fields: Any) -> None:
         """Give an event to every observer, and to the log at level INFO, in a sentence.
@@ -94,7 +99,7 @@ class Observers:
     def close(self) -> None:
         """Close the files among the observers."""
         for observer in self._observers:
-            if isinstance(observer, JsonLines):
+            if isinstance(observer, JsonLines | FlightRecorder):
                 observer.close()
 
 

@@ -29,6 +29,7 @@ _SENTENCES = {
     "straggler": "rank {rank} ({peer}) called {op} {seconds:.3f} s after most",
     "certificates_rotated": "shows the certificate sha256={fingerprint} from now on",
     "certificate_denied": "lets the certificate sha256={fingerprint} in no more",
+    "flight_unwritten": "cannot write down what happened last: {reason}",
     "fault": "fault: {what}",
 }
 

@@ -41,6 +41,7 @@ from quicoll_transport.sim import SimulationError, World
 
 if TYPE_CHECKING:
     from quicoll.job import Job
+    from quicoll.observability.flight_record import FlightFile
     from quicoll.sim.disk.disk import SimDisk
     from quicoll.sim.machine import Machine
     from quicoll.sim.scenario.events import Fault, NodeRef, ScenarioEvent
@@ -172,6 +173,12 @@ class Simulation:
             and view.workers >= most
             and machine.name not in view.nodes[: view.workers]
         )
+
+    @property
+    def flights(self) -> tuple[FlightFile, ...]:
+        """What the flight recorders of all processes wrote, for `quicoll.observability.post_mortem.conclude`."""
+        machines = self._fleet.machines.values()
+        return tuple(machine.flights[life] for machine in machines for life in sorted(machine.flights))
 
     def disk(self, job: Job) -> SimDisk:
         """Return the disk of the job's node, for `checkpoint.save(..., disk=sim.disk(job))`. It outlives processes."""

@@ -61,6 +61,7 @@ from quicoll.membership.service import CoordinatorService, coordinator_config
 from quicoll.membership.serving import serve_in_turn
 from quicoll.observability.events import Event as Observed
 from quicoll.observability.events import Observers
+from quicoll.observability.flight import FlightRecorder
 from quicoll.sim.checked import CheckedJob
 from quicoll.sim.database import DatabaseCalls, SimDatabase, SimStore
 from quicoll.sim.hosts import SimHosts
@@ -413,6 +414,7 @@ class Fleet:
             runtime=InlineRuntime(),
             wall_clock=_wall_clock,
             host=self._shared_host(machine),
+            flight=self._flight(machine),
         )
         machine.engine, machine.endpoint = engine, engine.endpoint
         Lies(engine.endpoint, machine.lies_to)
@@ -439,6 +441,26 @@ class Fleet:
                 return await self._work(job)
             except Departed:
                 return None
+
+    def _flight(self, machine: Machine) -> FlightRecorder:
+        """Return the flight recorder of a process, which writes to its machine's memory at once."""
+        loop, life = machine.loop, machine.host.lives
+        flight = FlightRecorder(
+            job=_JOB,
+            node=machine.name,
+            process=str(life),
+            clock=machine.name,
+            host=machine.name,
+            now_ns=lambda: round(loop.time() * 1e9),
+            wall_ns=lambda: round(_wall_clock().timestamp() * 1e9),
+        )
+
+        def keep() -> None:
+            if machine.host.loop is loop:  # what is left of a process that was killed writes nothing
+                machine.flights[life] = flight.snapshot()
+
+        flight.keep = keep
+        return flight
 
     def _shared_host(self, machine: Machine) -> SimHost | None:
         if self.hosts is None:

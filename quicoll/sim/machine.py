@@ -12,6 +12,7 @@ from quicoll_transport.sim import HostState
 
 if TYPE_CHECKING:
     from quicoll.engine.engine import Engine
+    from quicoll.observability.flight_record import FlightFile
     from quicoll_transport.endpoint import Endpoint
     from quicoll_transport.faults.compose import Faults
     from quicoll_transport.sim import Host, HostLoop
@@ -46,6 +47,7 @@ class Machine:
     forges: what it forges of its state; "": nothing. forgeries: how often it has, by what.
     on_vote: called at each vote of its process, before it is cast. on_sigterm: what its process does at SIGTERM.
     on_end: called when its process has ended, however.
+    flights: what its flight recorders wrote last, by the number of the life; they outlive processes, as a disk does.
     flip_bit: flips a bit of its registered state (CheckedJob.flip_bit); None where it has not joined.
     """
 
@@ -83,6 +85,7 @@ class Machine:
         self.engine: Engine | None = None
         self.endpoint: Endpoint | None = None
         self.faults: Faults | None = None
+        self.flights: dict[int, FlightFile] = {}
         self.flip_bit: Callable[[int], str] | None = None
         self.disk.on_down = self._cut_off
         self.host.on_exit = self._exited

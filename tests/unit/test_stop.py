@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
 from quicoll.errors import LocalError, Terminated
-from quicoll.stop import StopRequest, sigterm_asks
+from quicoll.stop import StopRequest, sigterm_asks, sigterm_tells
 
 
 @pytest.fixture(autouse=True)
@@ -221,3 +224,42 @@ def test_another_thread_than_the_main_one_cannot_insist() -> None:
     thread.start()
     thread.join()
     assert said == [str(signal.SIG_DFL)]
+
+
+def test_who_wants_to_be_told_of_sigterm_is_told_before_it_asks_and_the_handler_goes_with_the_last() -> None:
+    told: list[bool] = []
+    request = StopRequest()
+    with sigterm_tells(lambda: told.append(request.asked)):
+        with sigterm_asks(request, insist=True):
+            terminate()
+            assert told == [False]
+            assert request.asked
+        assert handler() is signal.SIG_DFL
+    with sigterm_tells(lambda: told.append(True)):
+        with sigterm_asks(StopRequest(), insist=True):
+            assert handler() is not signal.SIG_DFL
+        assert handler() is not signal.SIG_DFL, "somebody still wants to be told"
+    assert handler() is signal.SIG_DFL
+
+
+def test_a_program_that_handles_sigterm_itself_keeps_it() -> None:
+    own: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: own.append(number))
+    with sigterm_tells(lambda: pytest.fail("told")):
+        terminate()
+    assert own == [signal.SIGTERM]
+
+
+@pytest.mark.slow
+def test_a_process_of_which_nothing_is_asked_dies_of_sigterm_when_it_has_told(tmp_path: Path) -> None:
+    program = (
+        "import os, signal, sys, time\n"
+        "from pathlib import Path\n"
+        "from quicoll.stop import sigterm_tells\n"
+        "with sigterm_tells(lambda: Path(sys.argv[1]).write_text('told')):\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    time.sleep(60)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program, str(tmp_path / "told")], check=False)
+    assert ended.returncode == -signal.SIGTERM
+    assert (tmp_path / "told").read_text() == "told"

@@ -57,7 +57,7 @@ def made(known: Known) -> Work:
 class Bench:
     """Rank 0 of three on a simulated clock. `failed`: what it reported as failed, and the ranks that caused it."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, late: Any = None) -> None:
         self.world = world
         self.loop = world.host("a").start()
         self.log: list[FakeTransfer] = []
@@ -73,6 +73,7 @@ class Bench:
             links=links,
             on_failure=lambda error, ranks: self.failed.append((error, ranks)),
             on_called=lambda op, arrived_ns: self.called.append(op),
+            late=late,
         )
 
     def turn(self, seconds: float = 0.0) -> None:
@@ -507,3 +508,52 @@ def test_who_leaves_is_answered_when_what_it_has_called_is_over_here(bench: Benc
     bench.turn()
     assert bench.messages(1)[1:] == [Farewell(VIEW_ID, done=True)]
     assert len(bench.messages(2)) == 1
+
+
+class Inquirer:
+    """Stands for LateStacks: keeps whom it was to ask, and when."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, list[int]]] = []
+        self.world: World
+
+    def ask(self, view: View, ranks: list[int]) -> None:
+        self.asked.append((self.world.elapsed_ns, ranks))
+
+    def explain(self, error: QuicollError) -> None:
+        error.add_note("where it was")
+
+
+def test_who_has_not_called_is_asked_once_before_the_deadline_which_stays_what_it_was() -> None:
+    late = Inquirer()
+    with World(1) as world:
+        late.world = world
+        bench = Bench(world, late)
+        began = world.elapsed_ns
+        task = bench.run(timeout=2.0)
+        bench.hear(1)
+        bench.turn(1.4)
+        assert late.asked == []
+        bench.turn(0.2)
+        assert [(at - began, ranks) for at, ranks in late.asked] == [(3 * S // 2, [2])]
+        bench.turn(0.3)
+        assert not bench.failed
+        bench.turn(0.2)
+        assert [type(error) for error, _ in bench.failed] == [PeerError]
+        bench.end(PeerError("rank 2 is late", rank=2))
+        assert error_of(task).__notes__ == ["where it was"]
+        assert len(late.asked) == 1
+
+
+def test_nobody_is_asked_where_an_operation_ends_in_time() -> None:
+    late = Inquirer()
+    with World(1) as world:
+        late.world = world
+        bench = Bench(world, late)
+        task = bench.run(timeout=2.0)
+        bench.all_call()
+        bench.of("send").go()
+        bench.of("post").arrive(bytes(8))
+        bench.turn(3.0)
+        assert task.result() == 0
+        assert late.asked == []
