@@ -18,17 +18,8 @@ import numpy as np
 import xxhash
 
 from quicoll.errors import LocalError
-from quicoll.numerics.buffers import (
-    Destination,
-    Fresh,
-    Source,
-    allocate,
-    argument,
-    arguments,
-    destination,
-    empty,
-    require_apart,
-)
+from quicoll.numerics.buffers import Source, argument, arguments, empty
+from quicoll.numerics.destinations import Destination, Fresh, allocate, destination, require_apart
 from quicoll.numerics.dtypes import Array, DType  # noqa: TC001 - compiled, a class needs it as it is made
 from quicoll.numerics.recycled import Recycler  # noqa: TC001 - likewise
 
