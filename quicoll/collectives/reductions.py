@@ -17,7 +17,7 @@ from quicoll.local.layout import CHUNK, MAX_ITEM, SMALL_BYTES
 from quicoll.local.passages import MIN_STEP, Reduced
 from quicoll.local.small import SmallCall
 from quicoll.numerics.buffers import empty, memory
-from quicoll.numerics.bundle import Bundle, bundle, like_text, results
+from quicoll.numerics.bundle import Bundle, bundle, leaves_like, like_text, results
 from quicoll.numerics.canonical_order import leaves_of
 from quicoll.numerics.reduce import Precision, ReduceOp, reduce_tree
 from quicoll.plan.schedule import (
@@ -96,7 +96,7 @@ class Reduction(Operation[Any]):
             total, self.first = x.shards.total, x.shards.first
         else:
             like = bundle(x)
-            self.leaves = [like]
+            self.leaves = [like.flat]
             total, self.first = len(here.ranks), here.rank
         self.like = like
         self.total = total
@@ -129,10 +129,10 @@ class Reduction(Operation[Any]):
         self.in_place = target.in_place
         form = self.prepared.how.form
         if form is None:
-            self.flats: list[Array | Joined] = [leaf.flat for leaf in self.leaves]
+            self.flats: Sequence[Array | Joined] = self.leaves
             self.output: Array = target.flat
         else:
-            self.flats = [form.encode(leaf) for leaf in self.leaves]
+            self.flats = [form.encode(self.like.at(leaf)) for leaf in self.leaves]
             self.output = empty(self.prepared.elements, self.prepared.how.dtype, self.here.recycler)
         self.decoded = form is None
 
@@ -236,7 +236,7 @@ class Reduction(Operation[Any]):
 
     def inputs(self) -> Sequence[tuple[int, Array | Joined]]:
         # The tensors as they were given, whatever they travel as.
-        return [(self.first + i, leaf.flat) for i, leaf in enumerate(self.leaves)]
+        return [(self.first + i, leaf) for i, leaf in enumerate(self.leaves)]
 
 
 class AllReduce(Reduction):
@@ -357,14 +357,17 @@ def nothing_like(like: Bundle) -> Results:
     return results(None, Bundle.of(like.first), (0,))
 
 
-def _leaves(x: Leaves[Any]) -> tuple[list[Bundle], Bundle]:
+def _leaves(x: Leaves[Any]) -> tuple[Sequence[Array | Joined], Bundle]:
     """The leaves of this rank, and what all of them are like. Raises LocalError where they differ."""
+    plain = leaves_like(x.values) if x.values else None
+    if plain is not None:
+        return plain
     leaves = [bundle(value) for value in x.values]
     like = leaves[0] if leaves else bundle(x.like)
     for other in leaves[1:]:
         if not other.is_like(like):
             raise LocalError(f"leaves differ: {like.text} and {other.text}; all must be alike")
-    return leaves, like
+    return [leaf.flat for leaf in leaves], like
 
 
 def _demand_own(here: GroupView, shards: Shards) -> None:

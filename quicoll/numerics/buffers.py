@@ -20,6 +20,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from quicoll.numerics.dtypes import Array, DType
 
 __all__ = [
+    "GATHERED_BYTES",
     "ArrayKind",
     "Source",
     "argument",
@@ -61,6 +63,9 @@ __all__ = [
 ]
 
 ArrayKind: TypeAlias = Literal["numpy", "torch"]
+
+GATHERED_BYTES = 64 << 10
+"""Bytes of a list of tensors, or of a reduction's leaves, that are copied when they are given."""
 
 
 @dataclass(slots=True, eq=False)  # not frozen: one is made in each call, and would take four times as long
@@ -136,51 +141,62 @@ def argument(value: Any) -> Source:
     return source(value)
 
 
-def arguments(values: Sequence[Any]) -> tuple[Source, list[Array], list[tuple[int, ...]]] | None:
-    """View the tensors of a list at once, where all of them are as most are: plain, of one type, in one piece each.
+def arguments(values: Sequence[Any]) -> tuple[Source, Array | list[Array], tuple[tuple[int, ...], ...]] | None:
+    """View the tensors of a list at once, where all of them are as most are: plain, of one type, on the host.
+
+    A list of at most GATHERED_BYTES is copied: one array of all elements costs less to make than a view of each tensor.
 
     Args:
         values: One at least.
     Returns:
-        The first as `argument` gives it, and the flat memory and the shape of each; None where there is one of another
-        kind or type, or that `argument` would copy or refuse: then that has to look at each.
+        The first as `argument` gives it; the elements of all of them, one after the other, or the flat memory of each
+        where there are more; and the shape of each. None where there is one of another kind or type, or that `argument`
+        would refuse, or have to copy where the list is not copied: then that has to look at each.
     Raises:
         LocalError: As `argument`, for the first.
     """
     first = argument(values[0])
-    if first.copied:
+    if first.device is not None:
         return None
-    flats: list[Array] = []
-    shapes: list[tuple[int, ...]] = []
-    native = first.native
-    if first.kind == "numpy":
-        storage = None if native is first.dtype.storage else first.dtype.storage
-        for value in values:
-            if type(value) is not np.ndarray or value.dtype is not native or not value.flags.c_contiguous:
-                return None
-            flat = value.reshape(-1)
-            if storage is not None:
-                flat = flat.view(storage)
-            flat.setflags(write=False)
-            flats.append(flat)
-            shapes.append(value.shape)
-        return first, flats, shapes
-    plain, unsigned = torch_module().Tensor, READ_TORCH[native][2]
-    for value in values:
-        if type(value) is not plain or value.dtype is not native or value.requires_grad:
-            return None
-        try:  # numpy takes what is plain memory on the host, and nothing else; see `_from_torch`
-            array = (value if unsigned is None else value.view(unsigned)).numpy()
-        except (RuntimeError, TypeError):
-            return None
-        shapes.append(array.shape)
-        if not array.flags.c_contiguous:
-            return None
-        if array.ndim != 1:
-            array = array.reshape(-1)
-        array.setflags(write=False)
-        flats.append(array)
-    return first, flats, shapes
+    native, plain = first.native, np.ndarray if first.kind == "numpy" else torch_module().Tensor
+    if list(map(type, values)).count(plain) != len(values) or list(map(_DTYPE_OF, values)).count(native) != len(values):
+        return None
+    shapes = tuple(map(_SHAPE_OF, values))
+    try:
+        memory: Array | list[Array]
+        if sum(map(_NBYTES_OF, values)) > GATHERED_BYTES:
+            memory = [_flat_memory(value, first) for value in values]
+        elif plain is np.ndarray:
+            memory = np.concatenate(values, axis=None)
+            if memory.dtype is not first.dtype.storage:
+                memory = memory.view(first.dtype.storage)
+            memory.setflags(write=False)
+        else:
+            # As they are where that is the same: along the first dimension, of tensors that differ in no other.
+            rows = first.shape and shapes.count(first.shape) == len(shapes)
+            whole = torch_module().cat(values if rows else [value.reshape(-1) for value in values])
+            memory = _flat_memory(whole, first)
+    except (RuntimeError, TypeError, ValueError):  # of other layouts and devices, with gaps, or recorded by autograd
+        return None
+    return first, memory, shapes
+
+
+_DTYPE_OF, _SHAPE_OF, _NBYTES_OF = attrgetter("dtype"), attrgetter("shape"), attrgetter("nbytes")
+
+
+def _flat_memory(value: Any, like: Source) -> Array:
+    """View a plain array or tensor of the type of `like`. Raises RuntimeError, TypeError and ValueError."""
+    if like.kind == "torch":
+        # numpy takes what is plain memory on the host, and nothing else; see `_from_torch`
+        unsigned = READ_TORCH[like.native][2]
+        value = (value if unsigned is None else value.view(unsigned)).numpy()
+    if not value.flags.c_contiguous:
+        raise ValueError("it has gaps")
+    flat: Array = value.reshape(-1)
+    if flat.dtype is not like.dtype.storage:
+        flat = flat.view(like.dtype.storage)
+    flat.setflags(write=False)
+    return flat
 
 
 def detached(value: Any) -> Any:
