@@ -48,7 +48,8 @@ class _Prepared(NamedTuple):
     """What a call of a reduction came to: see quicoll.collectives.base.
 
     elements: that travel of a leaf. settled: this rank's plan, where it does not depend on the network. held: leaves of
-    each rank. near: where it goes through the memory of one host, the bytes that each rank gives; else None.
+    each rank. own: of this rank's, as shards, the view, the first and how many. near: where it goes through the memory
+    of one host, the bytes that each rank gives; else None.
     """
 
     precision: Precision
@@ -59,6 +60,7 @@ class _Prepared(NamedTuple):
     settled: Plan | None
     signature: str
     held: tuple[int, ...]
+    own: tuple[int, int, int]
     near: tuple[int, ...] | None
 
 
@@ -91,12 +93,12 @@ class Reduction(Operation[Any]):
         self.here = here
         self.name = name
         self.x = x
+        self.leaves: Array | Sequence[Array | Joined] | None = None  # rows, or one by one; None: `like` is the one
         if isinstance(x, Leaves):
             self.leaves, like = _leaves(x)
             total, self.first = x.shards.total, x.shards.first
         else:
             like = bundle(x)
-            self.leaves = [like.flat]
             total, self.first = len(here.ranks), here.rank
         self.like = like
         self.total = total
@@ -117,7 +119,7 @@ class Reduction(Operation[Any]):
             ),
             _prepare, here, name, like, total, op, reduce_order, algorithm, precision, wire, exact, more, sizes,
         )  # fmt: skip
-        if isinstance(x, Leaves):
+        if isinstance(x, Leaves) and (x.shards.view_id, x.shards.first, x.shards.count) != prepared.own:
             _demand_own(here, x.shards)
         self.signature = prepared.signature
         self.measures = prepared.settled is None and prepared.near is None
@@ -128,13 +130,23 @@ class Reduction(Operation[Any]):
         self.target = target
         self.in_place = target.in_place
         form = self.prepared.how.form
+        self.encoded: Sequence[Array] | None = None
         if form is None:
-            self.flats: Sequence[Array | Joined] = self.leaves
             self.output: Array = target.flat
         else:
-            self.flats = [form.encode(self.like.at(leaf)) for leaf in self.leaves]
+            self.encoded = [form.encode(self.like.at(leaf)) for leaf in self.given_leaves]
             self.output = empty(self.prepared.elements, self.prepared.how.dtype, self.here.recycler)
         self.decoded = form is None
+
+    @property
+    def given_leaves(self) -> Sequence[Array | Joined]:
+        """The leaves of this rank, as they were given."""
+        return [self.like.flat] if self.leaves is None else list(self.leaves)
+
+    @property
+    def flats(self) -> Sequence[Array | Joined]:
+        """What travels of this rank's leaves."""
+        return self.given_leaves if self.encoded is None else self.encoded
 
     def step_aside(self) -> None:
         self.target = self.target.aside(self.here.recycler)
@@ -167,6 +179,9 @@ class Reduction(Operation[Any]):
 
     def joined(self) -> bytes:
         """Return this rank's leaves, one after the other."""
+        leaves = self.leaves
+        if self.encoded is None and isinstance(leaves, np.ndarray):
+            return leaves.tobytes()
         return b"".join([memory(flat[:]) for flat in self.flats])
 
     def combine(self, payloads: Sequence[bytes], counts: Counts) -> None:
@@ -236,7 +251,7 @@ class Reduction(Operation[Any]):
 
     def inputs(self) -> Sequence[tuple[int, Array | Joined]]:
         # The tensors as they were given, whatever they travel as.
-        return [(self.first + i, leaf) for i, leaf in enumerate(self.leaves)]
+        return [(self.first + i, leaf) for i, leaf in enumerate(self.given_leaves)]
 
 
 class AllReduce(Reduction):
@@ -357,7 +372,7 @@ def nothing_like(like: Bundle) -> Results:
     return results(None, Bundle.of(like.first), (0,))
 
 
-def _leaves(x: Leaves[Any]) -> tuple[Sequence[Array | Joined], Bundle]:
+def _leaves(x: Leaves[Any]) -> tuple[Array | Sequence[Array | Joined], Bundle]:
     """The leaves of this rank, and what all of them are like. Raises LocalError where they differ."""
     plain = leaves_like(x.values) if x.values else None
     if plain is not None:
@@ -462,6 +477,7 @@ def _prepare(
         plan,
         text if how.form is None else f"{text} wire={how.form.codec.name}",
         held,
+        (here.view_id, sum(held[: here.rank]), held[here.rank]),
         near,
     )
 

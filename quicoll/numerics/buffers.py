@@ -17,6 +17,7 @@ torch is imported only when a torch tensor is asked for; a caller who passes one
 from __future__ import annotations
 
 import importlib
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -155,46 +156,59 @@ def arguments(values: Sequence[Any]) -> tuple[Source, Array | list[Array], tuple
     Raises:
         LocalError: As `argument`, for the first.
     """
-    first = argument(values[0])
-    if first.device is not None:
-        return None
-    native, plain = first.native, np.ndarray if first.kind == "numpy" else torch_module().Tensor
-    if list(map(type, values)).count(plain) != len(values) or list(map(_DTYPE_OF, values)).count(native) != len(values):
+    one = values[0]
+    kind: ArrayKind = "numpy" if type(one) is np.ndarray else "torch"
+    known = _known(one, kind)
+    if known is None:
+        argument(one)  # says what is wrong with it, or else the type is known from here on
+        known = _known(one, kind)
+        if known is None:
+            return None
+    dtype, native, unsigned = known
+    many = len(values)
+    if list(map(type, values)).count(type(one)) != many or list(map(_DTYPE_OF, values)).count(native) != many:
         return None
     shapes = tuple(map(_SHAPE_OF, values))
+    shape = shapes[0]
+    equal = shapes.count(shape) == many
     try:
-        memory: Array | list[Array]
-        if sum(map(_NBYTES_OF, values)) > GATHERED_BYTES:
-            memory = [_flat_memory(value, first) for value in values]
-        elif plain is np.ndarray:
-            memory = np.concatenate(values, axis=None)
-            if memory.dtype is not first.dtype.storage:
-                memory = memory.view(first.dtype.storage)
-            memory.setflags(write=False)
+        if (one.nbytes * many if equal else sum(map(_NBYTES_OF, values))) > GATHERED_BYTES:
+            flats = [_flat_memory(value, dtype, unsigned, kind) for value in values]
+            return Source(flats[0], dtype, shape, kind, native, copied=False), flats, shapes
+        if kind == "numpy":
+            whole = np.concatenate(values, axis=None)
         else:
             # As they are where that is the same: along the first dimension, of tensors that differ in no other.
-            rows = first.shape and shapes.count(first.shape) == len(shapes)
-            whole = torch_module().cat(values if rows else [value.reshape(-1) for value in values])
-            memory = _flat_memory(whole, first)
+            whole = torch_module().cat(values if equal and shape else [value.reshape(-1) for value in values])
+        memory = _flat_memory(whole, dtype, unsigned, kind)
     except (RuntimeError, TypeError, ValueError):  # of other layouts and devices, with gaps, or recorded by autograd
         return None
-    return first, memory, shapes
+    return Source(memory[: math.prod(shape)], dtype, shape, kind, native, copied=True), memory, shapes
 
 
 _DTYPE_OF, _SHAPE_OF, _NBYTES_OF = attrgetter("dtype"), attrgetter("shape"), attrgetter("nbytes")
 
 
-def _flat_memory(value: Any, like: Source) -> Array:
-    """View a plain array or tensor of the type of `like`. Raises RuntimeError, TypeError and ValueError."""
-    if like.kind == "torch":
+def _known(value: Any, kind: ArrayKind) -> tuple[DType, Any, Any] | None:
+    """What has been learned of a plain array's or tensor's type, as READ_TORCH has it."""
+    if kind == "torch":
+        torch = torch_module()
+        return READ_TORCH.get(value.dtype) if torch is not None and type(value) is torch.Tensor else None
+    native = value.dtype
+    dtype = READ_NUMPY.get(native)
+    return None if dtype is None else (dtype, native, None)
+
+
+def _flat_memory(value: Any, dtype: DType, unsigned: Any, kind: ArrayKind) -> Array:
+    """View a plain array or tensor of a known type. Raises RuntimeError, TypeError and ValueError."""
+    if kind == "torch":
         # numpy takes what is plain memory on the host, and nothing else; see `_from_torch`
-        unsigned = READ_TORCH[like.native][2]
         value = (value if unsigned is None else value.view(unsigned)).numpy()
     if not value.flags.c_contiguous:
         raise ValueError("it has gaps")
-    flat: Array = value.reshape(-1)
-    if flat.dtype is not like.dtype.storage:
-        flat = flat.view(like.dtype.storage)
+    flat: Array = value if value.ndim == 1 and kind == "torch" else value.reshape(-1)  # another object than a caller's
+    if flat.dtype is not dtype.storage:
+        flat = flat.view(dtype.storage)
     flat.setflags(write=False)
     return flat
 

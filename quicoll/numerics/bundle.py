@@ -165,24 +165,27 @@ def bundle(x: Any) -> Bundle:
     return Bundle(sources[0], [each.flat for each in sources], tuple([each.shape for each in sources]), many=True)
 
 
-def leaves_like(values: Sequence[Any]) -> tuple[list[Array], Bundle] | None:
+def leaves_like(values: Sequence[Any]) -> tuple[Array | list[Array], Bundle] | None:
     """View the leaves of a reduction at once, where each of them is one tensor, and plain.
 
     Args:
         values: One at least.
     Returns:
-        The memory of each, and the bundle of one of them; None where `bundle` has to look at each.
+        The leaves, as rows of one array or the memory of each; and the bundle of one of them. None where `bundle` has
+        to look at each.
     Raises:
         LocalError: As `bundle`, for the first.
     """
     if isinstance(values[0], (list, tuple)):
         return None
     plain = arguments(values)
-    if plain is None or plain[2].count(plain[2][0]) != len(values):
+    if plain is None:
         return None
     first, memory, shapes = plain
-    flats = memory if isinstance(memory, list) else list(memory.reshape(len(values), memory.size // len(values)))
-    return flats, Bundle(first, flats[0], shapes[:1], many=False)
+    if shapes.count(first.shape) != len(shapes):
+        return None
+    rows = memory if isinstance(memory, list) else memory.reshape(len(shapes), first.flat.size)
+    return rows, Bundle(first, first.flat, (first.shape,), many=False)
 
 
 def _demand_tensors(x: Sequence[Any]) -> None:

@@ -121,7 +121,8 @@ def test_leaves_of_one_tensor_each_are_viewed_at_once(kind: str, shape: tuple[in
     values = tensors(kind, "float32", [shape] * 3)
     found = leaves_like(values)
     assert found is not None
-    flats, like = found
+    rows, like = found
+    flats = list(rows)
     assert [each.tobytes() for each in flats] == [argument(value).flat.tobytes() for value in values]
     assert not like.many
     assert like.is_like(bundle(values[0]))
