@@ -83,6 +83,7 @@ def cases(group: Group) -> list[Case]:
         import torch.distributed as dist
 
         from quicoll.torch_backend.process_group import Described
+        from quicoll.torch_backend.reconfiguration import Reconfigurable
     except ModuleNotFoundError:
         return found
     torch.set_num_threads(1)
@@ -93,7 +94,7 @@ def cases(group: Group) -> list[Case]:
         dist.ProcessGroup.__init__(self, 0, 1)
         self.begin_methods(group.for_threads(), timeout=30.0, engine_thread=lambda: False)
 
-    process_group = type("Measured", (Described, dist.ProcessGroup), {"__init__": made})()
+    process_group = type("Measured", (Described, Reconfigurable, dist.ProcessGroup), {"__init__": made})()
     options = dist.AllreduceOptions()
     return [
         *found,

@@ -33,7 +33,6 @@ from quicoll.numerics.natives import (
     READ_TORCH,
     as_array,
     flat_tensor,
-    is_recorded,
     numpy_dtype,
     torch_dtype,
     torch_module,
@@ -134,12 +133,17 @@ def argument(value: Any) -> Source:
     Raises:
         LocalError: As for `source`; or it requires grad and autograd records what is done.
     """
-    if type(value) is not np.ndarray and is_recorded(value):
+    if type(value) is np.ndarray:
+        return _from_numpy(value)
+    torch = torch_module()
+    if torch is None or not isinstance(value, torch.Tensor):
+        return source(value)
+    if value.requires_grad and torch.is_grad_enabled():
         raise LocalError(
             "the tensor requires grad, and no gradient goes through an operation; pass x.detach(), or make the call "
             "under torch.no_grad()"
         )
-    return source(value)
+    return _from_torch(value)
 
 
 def arguments(values: Sequence[Any]) -> tuple[Source, Array | list[Array], tuple[tuple[int, ...], ...]] | None:
@@ -353,7 +357,7 @@ def _from_torch(value: Any) -> Source:
         return _from_any_torch(value)
     if not array.flags.c_contiguous:
         return _from_any_torch(value)
-    flat = array.reshape(-1)
+    flat = array if array.ndim == 1 else array.reshape(-1)
     flat.setflags(write=False)
     return Source(flat, dtype, array.shape, "torch", native, copied=False)
 
