@@ -67,11 +67,14 @@ class Case:
 def cases(group: Group) -> list[Case]:
     """Make all calls that are measured."""
     one, out, ten = np.ones(1, np.float32), np.ones(1, np.float32), [np.ones(1, np.float32) for _ in range(10)]
+    eight, shards = [np.ones(1024, np.float32) for _ in range(8)], group.shards(16)
     waiting = blocking.Group(group)
     found = [
         Case("numpy", lambda: group.all_reduce(one)),
         Case("numpy, out=", lambda: group.all_reduce(one, out=out)),
         Case("numpy, list of 10", lambda: group.all_reduce(ten)),
+        Case("numpy, 8 of 4 KiB", lambda: group.all_reduce(eight)),
+        Case("numpy, 8 leaves", lambda: group.all_reduce(shards.leaves(eight))),
         Case("barrier", lambda: group.barrier()),
         Case("numpy, blocking", lambda: waiting.all_reduce(one, async_op=True), loop=False),
     ]
@@ -80,22 +83,26 @@ def cases(group: Group) -> list[Case]:
         import torch.distributed as dist
 
         from quicoll.torch_backend.process_group import Described
+        from quicoll.torch_backend.reconfiguration import Reconfigurable
     except ModuleNotFoundError:
         return found
     torch.set_num_threads(1)
     tensor, place, tensors = torch.ones(1), torch.ones(1), [torch.ones(1) for _ in range(10)]
+    larger = [torch.ones(1024) for _ in range(8)]
 
     def made(self: Any) -> None:
         dist.ProcessGroup.__init__(self, 0, 1)
         self.begin_methods(group.for_threads(), timeout=30.0, engine_thread=lambda: False)
 
-    process_group = type("Measured", (Described, dist.ProcessGroup), {"__init__": made})()
+    process_group = type("Measured", (Described, Reconfigurable, dist.ProcessGroup), {"__init__": made})()
     options = dist.AllreduceOptions()
     return [
         *found,
         Case("torch", lambda: group.all_reduce(tensor)),
         Case("torch, out=", lambda: group.all_reduce(tensor, out=place)),
         Case("torch, list of 10", lambda: group.all_reduce(tensors)),
+        Case("torch, 8 of 4 KiB", lambda: group.all_reduce(larger)),
+        Case("torch, 8 leaves", lambda: group.all_reduce(shards.leaves(larger))),
         Case("torch, blocking", lambda: waiting.all_reduce(tensor, async_op=True), loop=False),
         Case("torch backend", lambda: process_group.allreduce([tensor], options), loop=False),
         Case("dist.all_reduce", lambda: dist.all_reduce(tensor, group=process_group, async_op=True), loop=False),

@@ -39,7 +39,7 @@ class GatheredAllReduce(AllReduce):
         super().write_to(out, target)
         how = self.prepared.how
         mine = [leaf[:] for leaf in self.flats]
-        self.flats = [np.concatenate(mine) if mine else np.empty(0, how.dtype.storage)]
+        self.encoded = [np.concatenate(mine) if mine else np.empty(0, how.dtype.storage)]
         self.output = empty(self.prepared.elements * self.total, how.dtype, self.here.recycler)
 
     def prepare(self, known: Known) -> Work:

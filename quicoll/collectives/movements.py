@@ -15,8 +15,9 @@ from quicoll.engine.calls import Work
 from quicoll.errors import LocalError, PeerError
 from quicoll.local.passages import Moved, Routes
 from quicoll.local.small import SmallCall
-from quicoll.numerics.buffers import argument, destination, detached, memory
+from quicoll.numerics.buffers import argument, detached, memory
 from quicoll.numerics.bundle import Bundle, Results, bundle, results, shape_text
+from quicoll.numerics.destinations import destination
 from quicoll.numerics.reduce import ReduceOp
 from quicoll.plan.schedule import Schedule, depends, move, require_algorithm
 

@@ -17,7 +17,7 @@ from quicoll.local.layout import CHUNK, MAX_ITEM, SMALL_BYTES
 from quicoll.local.passages import MIN_STEP, Reduced
 from quicoll.local.small import SmallCall
 from quicoll.numerics.buffers import empty, memory
-from quicoll.numerics.bundle import Bundle, Joined, bundle, like_text, results
+from quicoll.numerics.bundle import Bundle, Joined, bundle, leaves_like, like_text, results
 from quicoll.numerics.canonical_order import leaves_of
 from quicoll.numerics.feedback import ErrorFeedback
 from quicoll.numerics.reduce import Precision, ReduceOp, reduce_tree
@@ -50,8 +50,9 @@ class _Prepared(NamedTuple):
     """What a call of a reduction came to: see quicoll.collectives.base.
 
     elements: that travel of a leaf. settled: this rank's plan, where it does not depend on the network. held: leaves of
-    each rank. sizes: where all ranks see what each gives, the bytes of that; else None. announced: whether they see it
-    in their announcements, and not through the memory of their host.
+    each rank. own: of this rank's, as shards, the view, the first and how many. sizes: where all ranks see what each
+    gives, the bytes of that; else None. announced: whether they see it in their announcements, and not through the
+    memory of their host.
     """
 
     precision: Precision
@@ -62,6 +63,7 @@ class _Prepared(NamedTuple):
     settled: Plan | None
     signature: str
     held: tuple[int, ...]
+    own: tuple[int, int, int]
     sizes: tuple[int, ...] | None
     announced: bool
 
@@ -95,12 +97,12 @@ class Reduction(Operation[Any]):
         self.here = here
         self.name = name
         self.x = x
+        self.leaves: Array | Sequence[Array | Joined] | None = None  # rows, or one by one; None: `like` is the one
         if isinstance(x, Leaves):
             self.leaves, like = _leaves(x)
             total, self.first = x.shards.total, x.shards.first
         else:
             like = bundle(x)
-            self.leaves = [like]
             total, self.first = len(here.ranks), here.rank
         self.like = like
         self.total = total
@@ -121,7 +123,7 @@ class Reduction(Operation[Any]):
             ),
             _prepare, here, name, like, total, op, reduce_order, algorithm, precision, wire, exact, more, sizes,
         )  # fmt: skip
-        if isinstance(x, Leaves):
+        if isinstance(x, Leaves) and (x.shards.view_id, x.shards.first, x.shards.count) != prepared.own:
             _demand_own(here, x.shards)
         self.signature = prepared.signature
         self.measures = prepared.settled is None and prepared.sizes is None
@@ -133,14 +135,28 @@ class Reduction(Operation[Any]):
         self.target = target
         self.in_place = target.in_place
         form = self.prepared.how.form
+        self.encoded: Sequence[Array] | None = None
         if form is None:
-            self.flats: list[Array | Joined] = [leaf.flat for leaf in self.leaves]
             self.output: Array = target.flat
         else:
             feedback = self.feedback
-            self.flats = [form.encode(leaf) for leaf in self.leaves] if feedback is None else [*feedback.encode()]
+            self.encoded = (
+                [form.encode(self.like.at(leaf)) for leaf in self.given_leaves]
+                if feedback is None
+                else feedback.encode()
+            )
             self.output = empty(self.prepared.elements, self.prepared.how.dtype, self.here.recycler)
         self.decoded = form is None
+
+    @property
+    def given_leaves(self) -> Sequence[Array | Joined]:
+        """The leaves of this rank, as they were given."""
+        return [self.like.flat] if self.leaves is None else list(self.leaves)
+
+    @property
+    def flats(self) -> Sequence[Array | Joined]:
+        """What travels of this rank's leaves."""
+        return self.given_leaves if self.encoded is None else self.encoded
 
     def step_aside(self) -> None:
         self.target = self.target.aside(self.here.recycler)
@@ -173,6 +189,9 @@ class Reduction(Operation[Any]):
 
     def joined(self) -> bytes:
         """Return this rank's leaves, one after the other."""
+        leaves = self.leaves
+        if self.encoded is None and isinstance(leaves, np.ndarray):
+            return leaves.tobytes()
         return b"".join([memory(flat[:]) for flat in self.flats])
 
     def combine(self, payloads: Sequence[bytes], counts: Counts) -> None:
@@ -242,9 +261,10 @@ class Reduction(Operation[Any]):
 
     def inputs(self) -> Sequence[tuple[int, Array | Joined]]:
         # The tensors as they were given, whatever they travel as; with their residuals, on which the result depends.
+        leaves = self.given_leaves
         if self.feedback is not None:
-            return [(self.first + i, Joined(self.feedback.sums(i))) for i in range(len(self.leaves))]
-        return [(self.first + i, leaf.flat) for i, leaf in enumerate(self.leaves)]
+            leaves = [Joined(self.feedback.sums(i)) for i in range(len(leaves))]
+        return [(self.first + i, leaf) for i, leaf in enumerate(leaves)]
 
 
 class AllReduce(Reduction):
@@ -293,7 +313,8 @@ class AllReduce(Reduction):
             raise LocalError(f"residual is of shards {residual.shards.text}, x of {x.shards.text}")
         residuals = residual.values if isinstance(x, Leaves) else (residual,)
         apart = flattened((x, out))
-        return ErrorFeedback(residuals, self.leaves, form, apart_from=apart, recycler=self.here.recycler)
+        leaves = [self.like.at(leaf) for leaf in self.given_leaves]
+        return ErrorFeedback(residuals, leaves, form, apart_from=apart, recycler=self.here.recycler)
 
     def text(self) -> str:
         form = self.prepared.how.form
@@ -382,14 +403,17 @@ def nothing_like(like: Bundle) -> Results:
     return results(None, Bundle.of(like.first), (0,))
 
 
-def _leaves(x: Leaves[Any]) -> tuple[list[Bundle], Bundle]:
+def _leaves(x: Leaves[Any]) -> tuple[Array | Sequence[Array | Joined], Bundle]:
     """The leaves of this rank, and what all of them are like. Raises LocalError where they differ."""
+    plain = leaves_like(x.values) if x.values else None
+    if plain is not None:
+        return plain
     leaves = [bundle(value) for value in x.values]
     like = leaves[0] if leaves else bundle(x.like)
     for other in leaves[1:]:
         if not other.is_like(like):
             raise LocalError(f"leaves differ: {like.text} and {other.text}; all must be alike")
-    return leaves, like
+    return [leaf.flat for leaf in leaves], like
 
 
 def _demand_own(here: GroupView, shards: Shards) -> None:
@@ -488,6 +512,7 @@ def _prepare(
         plan,
         text if how.form is None else f"{text} wire={how.form.codec.name}",
         held,
+        (here.view_id, sum(held[: here.rank]), held[here.rank]),
         seen,
         algorithm == "announced",
     )

@@ -1,8 +1,9 @@
 """The tensors of one operation: a single one, or a list that travels as one.
 
-A bundle is read as one flat array, the tensors one after the other. Nothing is copied to make it one: a piece that lies
-inside one tensor is that tensor's own memory, and only a piece that spans several is put together when it is asked
-for. Results come as they were given: for a list, tensors that share one piece of memory.
+A bundle is read as one flat array, the tensors one after the other. A list of few bytes is copied to be that one. Of
+others nothing is copied: a piece that lies inside one tensor is that tensor's own memory, and only a piece that spans
+several is put together when it is asked for. Results come as they were given: for a list, tensors that share one piece
+of memory.
 """
 
 from __future__ import annotations
@@ -11,28 +12,19 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
 import xxhash
 
 from quicoll.errors import LocalError
-from quicoll.numerics.buffers import (
-    Destination,
-    Fresh,
-    Source,
-    allocate,
-    argument,
-    arguments,
-    destination,
-    empty,
-    require_apart,
-)
+from quicoll.numerics.buffers import Source, argument, arguments, empty
+from quicoll.numerics.destinations import Destination, Fresh, allocate, destination, require_apart
 from quicoll.numerics.dtypes import Array, DType  # noqa: TC001 - compiled, a class needs it as it is made
 from quicoll.numerics.recycled import Recycler  # noqa: TC001 - likewise
 
-__all__ = ["Bundle", "Joined", "Results", "bundle", "like_text", "results", "shape_text"]
+__all__ = ["Bundle", "Joined", "Results", "bundle", "leaves_like", "like_text", "results", "shape_text"]
 
 _MAX_TEXT = 1000  # of all shapes in a signature
 
@@ -66,35 +58,66 @@ class Bundle:
 
     Attributes:
         first: The first of them.
-        flats: Their memory, in order, of one element type and kind.
         many: Whether they came as a list.
         dtype: Of the elements.
         shapes: Of the tensors, in order.
         elements: Of all of them.
     """
 
-    __slots__ = ("dtype", "elements", "first", "flats", "many", "shapes")
+    __slots__ = ("_flats", "_whole", "dtype", "elements", "first", "many", "shapes")
 
-    def __init__(self, first: Source, flats: list[Array], shapes: tuple[tuple[int, ...], ...], *, many: bool) -> None:
+    def __init__(
+        self, first: Source, memory: Array | Joined | list[Array], shapes: tuple[tuple[int, ...], ...], *, many: bool
+    ) -> None:
+        """Take what has been read.
+
+        Args:
+            first: The first tensor.
+            memory: The elements of all of them, or the memory of each.
+            shapes: Of all of them.
+            many: Whether they came as a list.
+        """
         self.first = first
-        self.flats = flats
+        self._flats: list[Array] | None = None
+        self._whole: Array | Joined | None = None
+        if isinstance(memory, list):
+            self._flats = memory
+            self.elements = sum([each.size for each in memory])
+        else:
+            self._whole = memory
+            self.elements = memory.size
         self.many = many
         self.dtype = first.dtype
         self.shapes = shapes
-        self.elements = flats[0].size if len(flats) == 1 else sum([each.size for each in flats])
 
     @classmethod
     def of(cls, source: Source) -> Bundle:
         """Return the bundle of a tensor that came alone."""
-        return cls(source, [source.flat], (source.shape,), many=False)
+        return cls(source, source.flat, (source.shape,), many=False)
+
+    def at(self, memory: Array | Joined) -> Bundle:
+        """Return a bundle of tensors of the same shapes, whose elements lie in `memory`."""
+        return Bundle(self.first, memory, self.shapes, many=self.many)
+
+    @property
+    def flats(self) -> list[Array]:
+        """The memory of each of them."""
+        if self._flats is None:
+            ends = [0, *accumulate(map(math.prod, self.shapes))]
+            self._flats = [self.flat[start:stop] for start, stop in pairwise(ends)]
+        return self._flats
+
+    @property
+    def flat(self) -> Array | Joined:
+        """The memory of all of them as one."""
+        if self._whole is None:
+            flats = self.flats
+            self._whole = flats[0] if len(flats) == 1 else Joined(flats)
+        return self._whole
 
     @property
     def nbytes(self) -> int:
         return self.elements * self.dtype.itemsize
-
-    @property
-    def flat(self) -> Array | Joined:
-        return self.flats[0] if len(self.flats) == 1 else Joined(self.flats)
 
     @property
     def text(self) -> str:
@@ -127,8 +150,7 @@ def bundle(x: Any) -> Bundle:
     try:
         plain = arguments(x)
         if plain is not None:
-            first, flats, shapes = plain
-            return Bundle(first, flats, tuple(shapes), many=True)
+            return Bundle(*plain, many=True)
         sources = [argument(each) for each in x]
     except LocalError:
         _demand_tensors(x)
@@ -141,6 +163,29 @@ def bundle(x: Any) -> Bundle:
                 f"{each.dtype}; make a call for each type"
             )
     return Bundle(sources[0], [each.flat for each in sources], tuple([each.shape for each in sources]), many=True)
+
+
+def leaves_like(values: Sequence[Any]) -> tuple[Array | list[Array], Bundle] | None:
+    """View the leaves of a reduction at once, where each of them is one tensor, and plain.
+
+    Args:
+        values: One at least.
+    Returns:
+        The leaves, as rows of one array or the memory of each; and the bundle of one of them. None where `bundle` has
+        to look at each.
+    Raises:
+        LocalError: As `bundle`, for the first.
+    """
+    if isinstance(values[0], (list, tuple)):
+        return None
+    plain = arguments(values)
+    if plain is None:
+        return None
+    first, memory, shapes = plain
+    if shapes.count(first.shape) != len(shapes):
+        return None
+    rows = memory if isinstance(memory, list) else memory.reshape(len(shapes), first.flat.size)
+    return rows, Bundle(first, first.flat, (first.shape,), many=False)
 
 
 def _demand_tensors(x: Sequence[Any]) -> None:

@@ -30,7 +30,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from quicoll.errors import LocalError
-from quicoll.numerics.buffers import Destination, destination, reach, source
+from quicoll.numerics.buffers import reach, source
+from quicoll.numerics.destinations import Destination, destination
 from quicoll.numerics.dtypes import FLOAT32, FLOAT64, Array, DType, narrow_unguarded, require_ieee, widen_unguarded
 from quicoll.numerics.overlap import Reach, first_shared, meet, reach_of
 

@@ -31,12 +31,13 @@ from quicoll.torch_backend.work import OperationPart, OperationWork, WorkPart
 
 if TYPE_CHECKING:
     from quicoll.collectives.group import ThreadGroup
-    from quicoll.collectives.handle import Handle
-    from quicoll.torch_backend.profiled import ProfiledEvent
 
 __all__ = ["Methods"]
 
 Finish = Callable[[list[Any]], object]
+OperationCall = tuple[str, tuple[Any, ...], dict[str, Any]]
+"""An operation of the group: its name, arguments and options."""
+
 _AT_ONCE = timedelta(milliseconds=1)
 
 
@@ -65,12 +66,22 @@ class Methods:
         self,
         name: str,
         tensors: list[torch.Tensor],
-        issue: Callable[[float], Sequence[Handle[Any]]],
+        calls: Sequence[OperationCall],
         finish: Finish,
         asked: Asked,
         *,
         counted: bool = True,
     ) -> OperationWork:
+        """Issue operations, and return what is waited for.
+
+        Args:
+            name: What torch has called.
+            tensors: Where the results go.
+            calls: The operations.
+            finish: Takes their results there.
+            asked: What else was asked for.
+            counted: Whether torch counts it.
+        """
         within = asked.timeout or self._timeout
         if self._engine_thread():
             raise refused(f"{name} is called on the engine's own thread")
@@ -79,27 +90,23 @@ class Methods:
         try:
             with self._issuing:
                 self._sequence += counted
-                parts = [OperationPart(handle) for handle in issue(within)]
+                group = self._group
+                parts = [
+                    OperationPart(getattr(group, each)(*given, timeout=within, **options))
+                    for each, given, options in calls
+                ]
         except QuicollError as error:
             if event is not None:
                 event.end(lambda: None)
             raise for_torch(error) from error.__cause__
-        return self._work(name, parts, tensors, finish, began, within, event)
-
-    def _work(
-        self,
-        name: str,
-        parts: Sequence[WorkPart],
-        tensors: list[torch.Tensor],
-        finish: Finish,
-        began: float,
-        within: float,
-        event: ProfiledEvent | None,
-    ) -> OperationWork:
         return OperationWork(
             name, parts, tensors, finish,
-            began=began, within=within, engine_thread=self._engine_thread, event=event,
+            within=within, engine_thread=self._engine_thread, began=began, event=event,
+            noted=partial(self._note, group),
         )  # fmt: skip
+
+    def _note(self, group: ThreadGroup, ended: concurrent.futures.Future[int]) -> None:
+        """An operation of a group has ended; on the engine's thread, or where it is issued if it has ended by then."""
 
     # -- operations that compute ---------------------------------------------------------------------------------
 
@@ -117,25 +124,17 @@ class Methods:
 
     def _reduced(self, name: str, tensors: list[torch.Tensor], asked: Asked) -> OperationWork:
         if len(tensors) == 1:  # as mostly: no list of it
-            (tensor,) = tensors
-            (data,), op = reduced_by(asked.op, tensors)
+            data, op = reduced_by(asked.op, tensors)
             return self._start(
-                name, tensors, lambda within: (self._group.all_reduce(data, op=op, timeout=within),),
-                lambda results: put(tensor, results[0]), asked,
-            )  # fmt: skip
+                name, tensors, (("all_reduce", (data[0],), {"op": op}),), partial(_put_all, tensors), asked
+            )
         whole = len({tensor.dtype for tensor in tensors}) == 1
         buckets = [tensors] if whole else [[tensor] for tensor in tensors]
-        calls = [(bucket, *reduced_by(asked.op, bucket)) for bucket in buckets]
-
-        def issue(within: float) -> list[Handle[Any]]:
-            return [self._group.all_reduce(data, op=op, timeout=within) for _, data, op in calls]
-
-        def finish(results: list[Any]) -> None:
-            for (bucket, _, _), totals in zip(calls, results, strict=True):
-                for tensor, total in zip(bucket, totals, strict=True):
-                    put(tensor, total)
-
-        return self._start(name, tensors, issue, finish, asked)
+        calls: list[OperationCall] = []
+        for bucket in buckets:
+            data, op = reduced_by(asked.op, bucket)
+            calls.append(("all_reduce", (data,), {"op": op}))
+        return self._start(name, tensors, calls, partial(_put_each, buckets), asked)
 
     def _allreduce_sparse(self, tensors: list[torch.Tensor], asked: Asked) -> OperationWork:
         """Add sparse tensors: the rows that any rank has, as a dense tensor, in the order of `all_reduce`.
@@ -154,10 +153,10 @@ class Methods:
             values = torch.zeros((keys.numel(), *own.values().shape[1:]), dtype=own.dtype, device="cpu")
             values[torch.searchsorted(keys, mine)] = own.values()
             rows.append((keys, values))
-        calls = [reduced_by(asked.op, [values]) for _, values in rows]
-
-        def issue(within: float) -> list[Handle[Any]]:
-            return [self._group.all_reduce(data, op=op, timeout=within) for data, op in calls]
+        calls: list[OperationCall] = []
+        for _, values in rows:
+            data, op = reduced_by(asked.op, [values])
+            calls.append(("all_reduce", (data,), {"op": op}))
 
         def finish(results: list[Any]) -> None:
             for tensor, (keys, values), totals in zip(tensors, rows, results, strict=True):
@@ -170,14 +169,12 @@ class Methods:
                     total
                 )  # what is sparse has its memory in tensors of its own, which `.data` would not change
 
-        return self._start("sparse_all_reduce", tensors, issue, finish, asked)
+        return self._start("sparse_all_reduce", tensors, calls, finish, asked)
 
     def _all_of(self, given: torch.Tensor, asked: Asked) -> torch.Tensor:
         """Wait for all ranks' numbers, of which each may have others and more."""
         found: list[torch.Tensor] = []
-        self._start(
-            "sparse_indices", [], lambda within: [self._group.all_gather(given, timeout=within)], found.extend, asked
-        ).wait()
+        self._start("sparse_indices", [], [("all_gather", (given,), {})], found.extend, asked).wait()
         return found[0]
 
     def reduce(self, tensors: Any, opts: Any = None, *more: Any, **named: Any) -> OperationWork:
@@ -189,10 +186,7 @@ class Methods:
             for tensor, total in zip(given, results[0] or [], strict=False):
                 put(tensor, total)
 
-        return self._start(
-            "reduce", given,
-            lambda within: [self._group.reduce(data, root=asked.root, op=op, timeout=within)], finish, asked,
-        )  # fmt: skip
+        return self._start("reduce", given, [("reduce", (data,), {"root": asked.root, "op": op})], finish, asked)
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, *more: Any, **named: Any) -> OperationWork:
         """Reduce a list of one tensor for each rank; each gets its own. They may be of different sizes."""
@@ -223,19 +217,16 @@ class Methods:
     def _scattered(
         self, name: str, outputs: list[torch.Tensor], lists: list[list[torch.Tensor]], asked: Asked
     ) -> OperationWork:
-        calls: list[tuple[torch.Tensor, str, list[int]]] = []
+        calls: list[OperationCall] = []
         for output, given in zip(outputs, lists, strict=True):
             data, op = reduced_by(asked.op, given)
             world = self._group.world_size
             counts = [part.numel() for part in data] if len(data) == world else [output.numel()] * world
             if counts[self._group.rank] != output.numel() or output.dtype is not data[0].dtype:
                 raise refused(f"{name}: the output has {output.numel()} {output.dtype}, the input of this rank another")
-            calls.append((data[0] if len(data) == 1 else torch.cat(data), op, counts))
-
-        def issue(within: float) -> list[Handle[Any]]:
-            return [self._group.reduce_scatter(x, op=op, counts=counts, timeout=within) for x, op, counts in calls]
-
-        return self._start(name, outputs, issue, partial(_put_all, outputs), asked)
+            whole = data[0] if len(data) == 1 else torch.cat(data)
+            calls.append(("reduce_scatter", (whole,), {"op": op, "counts": counts}))
+        return self._start(name, outputs, calls, partial(_put_all, outputs), asked)
 
     # -- operations that move ------------------------------------------------------------------------------------
 
@@ -245,14 +236,13 @@ class Methods:
         data = [movable(tensor) for tensor in given]
         here = self._group.rank == asked.root  # asked now: when the result is written, the group may have other members
 
-        def issue(within: float) -> list[Handle[Any]]:
-            return [self._group.broadcast(each, root=asked.root, timeout=within) for each in data]
+        calls: list[OperationCall] = [("broadcast", (each,), {"root": asked.root}) for each in data]
 
         def finish(results: list[Any]) -> None:
             if not here:
                 _put_all(given, results)
 
-        return self._start("broadcast", given, issue, finish, asked)
+        return self._start("broadcast", given, calls, finish, asked)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None, *more: Any, **named: Any) -> OperationWork:
         """Give every rank all ranks' tensors, one output for each rank."""
@@ -276,14 +266,13 @@ class Methods:
                 _demand_alike(output, given, name)
         data = [movable(given).unsqueeze(0) for given in inputs]
 
-        def issue(within: float) -> list[Handle[Any]]:
-            return [self._group.all_gather(each, timeout=within) for each in data]
+        calls: list[OperationCall] = [("all_gather", (each,), {}) for each in data]
 
         def finish(results: list[Any]) -> None:
             for outputs, rows in zip(lists, results, strict=True):
                 _put_all(outputs, list(rows))
 
-        return self._start(name, [each for outputs in lists for each in outputs], issue, finish, asked)
+        return self._start(name, [each for outputs in lists for each in outputs], calls, finish, asked)
 
     def all_gather_single(self, output: Any, given: Any, opts: Any = None, **named: Any) -> OperationWork:
         """Give every rank all ranks' tensors, one after the other in one output."""
@@ -300,13 +289,12 @@ class Methods:
                 )
         data = [movable(given).unsqueeze(0) for given in inputs]
 
-        def issue(within: float) -> list[Handle[Any]]:
-            return [self._group.all_gather(each, timeout=within) for each in data]
+        calls: list[OperationCall] = [("all_gather", (each,), {}) for each in data]
 
         def finish(results: list[Any]) -> None:
             _put_all(outputs, [rows.reshape(-1) for rows in results])
 
-        return self._start("all_gather_into_tensor", list(outputs), issue, finish, asked)
+        return self._start("all_gather_into_tensor", list(outputs), calls, finish, asked)
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, *more: Any, **named: Any) -> OperationWork:
         """Give the root all ranks' tensors."""
@@ -324,10 +312,7 @@ class Methods:
             if here:
                 _put_all(outs, list(results[0]))
 
-        return self._start(
-            "gather", outs,
-            lambda within: [self._group.gather(data, root=asked.root, timeout=within)], finish, asked,
-        )  # fmt: skip
+        return self._start("gather", outs, [("gather", (data,), {"root": asked.root})], finish, asked)
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, *more: Any, **named: Any) -> OperationWork:
         """Give each rank its tensor of the root's."""
@@ -342,10 +327,8 @@ class Methods:
         else:
             data = movable(output).unsqueeze(0)
 
-        def issue(within: float) -> list[Handle[Any]]:
-            return [self._group.scatter(data, root=asked.root, timeout=within)]
-
-        return self._start("scatter", [output], issue, lambda results: put(output, results[0].reshape(-1)), asked)
+        calls: list[OperationCall] = [("scatter", (data,), {"root": asked.root})]
+        return self._start("scatter", [output], calls, lambda results: put(output, results[0].reshape(-1)), asked)
 
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None, *more: Any, **named: Any) -> OperationWork:
         """Send a tensor to each rank, and get one from each."""
@@ -389,19 +372,14 @@ class Methods:
                     raise refused(f"all_to_all: rank {rank} sent {came.numel()} elements, {size} are expected here")
             _put_all(outputs, results[0])
 
-        return self._start(
-            "all_to_all", outputs,
-            lambda within: [self._group.all_to_all(parts, timeout=within)], finish, asked,
-        )  # fmt: skip
+        return self._start("all_to_all", outputs, [("all_to_all", (parts,), {})], finish, asked)
 
     # -- meetings ------------------------------------------------------------------------------------------------
 
     def barrier(self, opts: Any = None, **named: Any) -> OperationWork:
         """Wait until every rank is here."""
         asked = read_options(opts, **named)
-        return self._start(
-            "barrier", [], lambda within: [self._group.barrier(timeout=within)], lambda results: None, asked
-        )
+        return self._start("barrier", [], [("barrier", (), {})], _nothing, asked)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Wait until every rank is here; the error has Gloo's words for it too, which programs may look for.
@@ -427,20 +405,16 @@ class Methods:
         """Send a tensor; over when the receiver has all of it."""
         data = [movable(tensor) for tensor in listed(tensors)]
 
-        def issue(within: float) -> list[Handle[Any]]:
-            return [self._group.send(each, to=dst, tag=tag, timeout=within) for each in data]
-
-        return self._start("send", [], issue, lambda results: None, read_options(None), counted=False)
+        calls: list[OperationCall] = [("send", (each,), {"to": dst, "tag": tag}) for each in data]
+        return self._start("send", [], calls, _nothing, read_options(None), counted=False)
 
     def recv(self, tensors: Any, src: int, tag: int = 0) -> OperationWork:
         """Receive what a rank sends with this tag, in the order in which it sends."""
         given = listed(tensors)
         data = [movable(tensor) for tensor in given]
 
-        def issue(within: float) -> list[Handle[Any]]:
-            return [self._group.recv(each, source=src, tag=tag, timeout=within) for each in data]
-
-        work = self._start("recv", given, issue, partial(_put_all, given), read_options(None), counted=False)
+        calls: list[OperationCall] = [("recv", (each,), {"source": src, "tag": tag}) for each in data]
+        work = self._start("recv", given, calls, partial(_put_all, given), read_options(None), counted=False)
         work.sent_by(src)
         return work
 
@@ -454,7 +428,10 @@ class Methods:
             before = self._receiving.get(tag)
             found = self._receiving[tag] = threading.Event()
         event = begin_event("recvAnySource")
-        work = self._work("recv", [part], [given], partial(_put_all, [given]), time.monotonic(), within, event)
+        work = OperationWork(
+            "recv", [part], [given], partial(_put_all, [given]),
+            within=within, engine_thread=self._engine_thread, event=event,
+        )  # fmt: skip
 
         def receive() -> None:
             try:
@@ -512,6 +489,15 @@ class _Later:
 def _put_all(tensors: Sequence[torch.Tensor], results: Sequence[Any]) -> None:
     for tensor, result in zip(tensors, results, strict=True):
         put(tensor, result)
+
+
+def _put_each(buckets: Sequence[Sequence[torch.Tensor]], results: Sequence[Any]) -> None:
+    for bucket, totals in zip(buckets, results, strict=True):
+        _put_all(bucket, totals)
+
+
+def _nothing(_: list[Any]) -> None:
+    return None
 
 
 def _demand_alike(one: torch.Tensor, other: torch.Tensor, name: str) -> None:

@@ -56,7 +56,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # publi
 
 from quicoll.errors import LocalError, Mismatch, PeerError, QuicollError
 from quicoll.rendezvous.stores import GivenStore
-from quicoll.torch_backend.asked import Asked, seconds_of
+from quicoll.torch_backend.asked import seconds_of
 from quicoll.torch_backend.failures import for_torch, refused
 from quicoll.torch_backend.methods import Methods
 from quicoll.torch_backend.sessions import (
@@ -72,10 +72,7 @@ from quicoll.torch_backend.work import OperationWork
 if TYPE_CHECKING:
     import concurrent.futures
 
-    import torch
-
     from quicoll.collectives.group import ThreadGroup
-    from quicoll.collectives.handle import Handle
 
 __all__ = ["DEFAULT_S", "Reconfigurable", "StorePlace", "read_handles"]
 
@@ -269,27 +266,8 @@ class Reconfigurable(Methods):
 
     # -- inside --------------------------------------------------------------------------------------------------
 
-    def _start(
-        self,
-        name: str,
-        tensors: list[torch.Tensor],
-        issue: Callable[[float], Sequence[Handle[Any]]],
-        finish: Callable[[list[Any]], object],
-        asked: Asked,
-        *,
-        counted: bool = True,
-    ) -> OperationWork:
-        def watched(within: float) -> Sequence[Handle[Any]]:
-            group = self._group
-            handles = issue(within)
-            for handle in handles:
-                handle.add_done_callback(lambda ended: self._note(group, ended))
-            return handles
-
-        return super()._start(name, tensors, watched, finish, asked, counted=counted)
-
     def _note(self, group: ThreadGroup, ended: concurrent.futures.Future[int]) -> None:
-        """On the engine's thread, or where an operation is issued that has ended by then."""
+        """An operation of a group has ended; on the engine's thread, or where it is issued if it has ended by then."""
         error = None if ended.cancelled() else ended.exception()
         if error is not None and not getattr(error, "usable", False) and group is self._group:
             self._failed = True

@@ -75,22 +75,22 @@ class WorkPart(Protocol):
 class OperationPart:
     """An operation of a group."""
 
-    __slots__ = ("_handle",)
+    __slots__ = ("_pending",)
 
     def __init__(self, handle: Handle[Any]) -> None:
-        self._handle = handle
+        self._pending = handle.pending
 
     def add_done_callback(self, callback: Callable[[Any], object]) -> None:
         """See WorkPart."""
-        self._handle.add_done_callback(callback)
+        self._pending.future.add_done_callback(callback)
 
     def attend(self, *, ends: bool = False) -> None:
         """See WorkPart."""
-        attend(self._handle.pending.future, ends=ends)
+        attend(self._pending.future, ends=ends)
 
     def take(self) -> Any:
         """See WorkPart."""
-        pending = self._handle.pending
+        pending = self._pending
         if pending.future.cancelled():
             raise pending.cancelled()
         pending.future.result()
@@ -100,6 +100,15 @@ class OperationPart:
 @untraced
 class OperationWork(Work):
     """See the module's head. Every method may be called from any thread but the engine's."""
+
+    # What most never change. (To set each of an object costs more than to make the object.)
+    _waiting = 0  # threads that wait for it
+    _base: Any = None
+    _future: Any = None
+    _end: threading.Event | None = None  # of those who wait for it; most wait for what has ended
+    _settled = False
+    _error: BaseException | None = None
+    _source = -1
 
     def __init__(
         self,
@@ -112,6 +121,7 @@ class OperationWork(Work):
         engine_thread: Callable[[], bool],
         began: float | None = None,
         event: ProfiledEvent | None = None,
+        noted: Callable[[Any], object] | None = None,
     ) -> None:
         """Make the handle of operations that were issued.
 
@@ -124,6 +134,7 @@ class OperationWork(Work):
             engine_thread: Whether the present thread is the engine's.
             began: By `time.monotonic`, before they were issued; None: now.
             event: In a profile; it ends when the last part has.
+            noted: Told of the end of each part, by its future, before anybody who waits; None: nobody.
         """
         super().__init__()
         self._name = name
@@ -133,19 +144,13 @@ class OperationWork(Work):
         self._within = within
         self._engine_thread = engine_thread
         self._event = event
+        self._noted = noted
         self._pid = os.getpid()
         self._began = time.monotonic() if began is None else began
         self._lock = threading.Lock()  # of what follows, but for what is settled
         self._left = len(parts)
-        self._waiting = 0
-        self._base: Any = None
-        self._future: Any = None
         self._settling = threading.Lock()
         self._ended = not parts
-        self._end: threading.Event | None = None  # of those who wait for it; most wait for what has ended
-        self._settled = False
-        self._error: BaseException | None = None
-        self._source = -1
         for part in parts:
             part.add_done_callback(self._part_ended)
         _awaited.pop(threading.get_ident(), None)
@@ -279,8 +284,10 @@ class OperationWork(Work):
         if self._engine_thread():
             raise refused(f"{self._name} is waited for on the engine's own thread, which would wait for itself")
 
-    def _part_ended(self, _: Any) -> None:
+    def _part_ended(self, ended: Any) -> None:
         """On the engine's thread, or on the caller's where the part had ended before."""
+        if self._noted is not None:
+            self._noted(ended)
         with self._lock:
             self._left -= 1
             if self._left:

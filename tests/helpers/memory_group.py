@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from quicoll.errors import PeerError
-from quicoll.numerics.buffers import allocate, destination
 from quicoll.numerics.buffers import source as read
+from quicoll.numerics.destinations import allocate, destination
 
 __all__ = ["Hub", "MemoryGroup"]
 

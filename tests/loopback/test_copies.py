@@ -28,7 +28,8 @@ import pytest
 import torch
 from depth import some
 
-from quicoll.numerics.buffers import IN_PLACE_BYTES, source
+from quicoll.numerics.buffers import source
+from quicoll.numerics.destinations import IN_PLACE_BYTES
 from quicoll.testing import cluster
 from quicoll_transport.endpoint.link import Link
 

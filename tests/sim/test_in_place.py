@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from quicoll.errors import QuicollError
-from quicoll.numerics.buffers import IN_PLACE_BYTES
+from quicoll.numerics.destinations import IN_PLACE_BYTES
 from quicoll.sim import Conditions, Settings, Simulation
 
 if TYPE_CHECKING:

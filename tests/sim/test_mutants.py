@@ -51,7 +51,7 @@ from quicoll_transport.link.outbox import Outbox
 
 if TYPE_CHECKING:
     from quicoll.job import Job
-    from quicoll.numerics.buffers import Destination
+    from quicoll.numerics.destinations import Destination
 
 Patch = pytest.MonkeyPatch
 

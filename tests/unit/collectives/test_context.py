@@ -25,7 +25,7 @@ from quicoll.collectives.shards import Shards
 from quicoll.collectives.subgroups import STATE, WORLD, Scope
 from quicoll.errors import AuditError, LocalError, Mismatch, PeerError
 from quicoll.membership.view import Member, View
-from quicoll.numerics.buffers import IN_PLACE_BYTES
+from quicoll.numerics.destinations import IN_PLACE_BYTES
 
 if TYPE_CHECKING:
     from quicoll.collectives.operation import Operation

@@ -20,7 +20,7 @@ from quicoll.engine.calls import Known
 from quicoll.engine.runtime import ThreadRuntime
 from quicoll.errors import LocalError, PeerError
 from quicoll.membership.view import Member, View
-from quicoll.numerics.buffers import IN_PLACE_BYTES
+from quicoll.numerics.destinations import IN_PLACE_BYTES
 
 LARGE = IN_PLACE_BYTES // 4  # of float32
 

@@ -17,18 +17,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from quicoll.errors import LocalError
-from quicoll.numerics.buffers import (
-    IN_PLACE_BYTES,
-    allocate,
-    argument,
-    destination,
-    detached,
-    memory,
-    require_apart,
-    source,
-    tensor_digest,
-    wrap,
-)
+from quicoll.numerics.buffers import argument, detached, memory, source, tensor_digest, wrap
+from quicoll.numerics.destinations import IN_PLACE_BYTES, allocate, destination, require_apart
 from quicoll.numerics.dtypes import BFLOAT16, DTYPES
 
 TORCH_DTYPES = {name: getattr(torch, name) for name in DTYPES}
@@ -640,7 +630,8 @@ def test_a_digest_is_of_bits_dtype_and_shape() -> None:
 def test_torch_is_not_imported_for_a_numpy_array() -> None:
     program = (
         "import sys, numpy as np\n"
-        "from quicoll.numerics.buffers import allocate, destination, tensor_digest, source\n"
+        "from quicoll.numerics.buffers import tensor_digest, source\n"
+        "from quicoll.numerics.destinations import allocate, destination\n"
         "x = source(np.ones(3, np.float32)); allocate(x); tensor_digest(x)\n"
         "destination(np.ones(3, np.float32), x).commit()\n"
         "assert 'torch' not in sys.modules and 'ml_dtypes' not in sys.modules\n"

@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 import torch
 
-from quicoll.numerics.buffers import allocate, destination, empty, source
+from quicoll.numerics.buffers import empty, source
 from quicoll.numerics.bundle import bundle, results
+from quicoll.numerics.destinations import allocate, destination
 from quicoll.numerics.dtypes import FLOAT32
 from quicoll.numerics.recycled import LEAST_RECYCLED, Recycler
 
