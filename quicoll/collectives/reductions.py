@@ -156,7 +156,7 @@ class Reduction(Operation[Any]):
         nbytes = sizes[self.here.rank]
         return SmallCall(
             number,
-            self.signature,
+            self.called,
             self.joined,
             nbytes,
             self.combine,

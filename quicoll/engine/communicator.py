@@ -39,7 +39,6 @@ from quicoll.engine.calls import Call, Calls, Slot, measurements
 from quicoll.engine.differences import brief, difference
 from quicoll.engine.executor import Execution, TransferFailed
 from quicoll.engine.messages import Announce, Farewell, encode_message
-from quicoll.engine.neighbourhood import GROUP
 from quicoll.errors import Corrupted, LocalError, Mismatch, PeerError, QuicollError, again
 from quicoll.local.small import Differing, Spoiled
 from quicoll_transport.errors import LinkLost, MessageCorrupted
@@ -584,9 +583,9 @@ class Communicator:
 
     def near_late(self, call: NearCall, present: Sequence[int]) -> None:
         """A call has not ended by its deadline. present: the ranks that have called as much as this one."""
-        slot = Slot(GROUP, call.small.number, call.name, ranks=tuple(range(self.world)))
+        slot = Slot(call.row.group, call.small.number, call.name, ranks=call.row.ranks)
         for rank in present:
-            slot.announced[rank] = Announce(self.view.view_id, GROUP, slot.seq, call.small.signature)
+            slot.announced[rank] = Announce(self.view.view_id, slot.group, slot.seq, call.small.signature)
         self.fail(self._calls.late(slot, call.timeout, call.step))
 
     def near_tick(self) -> None:
@@ -596,7 +595,11 @@ class Communicator:
 
     def _check_numbers(self) -> None:
         """Look whether peers have called what does not go through memory in the place of what does."""
-        found = self._calls.astray() if self.error is None else None
+        try:
+            found = self._calls.astray() if self.error is None else None
+        except PeerError as error:
+            self.fail(error)
+            return
         if found is not None:
             _, called = found
             others = tuple(rank for rank in sorted(called) if rank != self.rank)

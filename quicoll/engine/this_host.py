@@ -70,7 +70,7 @@ class _Own:
         with contextlib.ExitStack() as made:
             self._server, self.name = listen()
             made.callback(self._server.close)
-            self._segment, self._descriptor = Segment.make(layout.size)
+            self._segment, self._descriptor = Segment.make(layout)
             made.callback(os.close, self._descriptor)
             self._wakes: tuple[int, ...] = ()
             made.callback(lambda: _close(self._wakes))
@@ -128,7 +128,7 @@ class _Own:
         threading.Thread(target=run, name="quicoll-meeting", daemon=True).start()
         met = await future
         try:
-            peers = {each: Segment.received(met[each].segment, self._layout.size) for each in met}
+            peers = {each: Segment.received(met[each].segment, self._layout) for each in met}
         except BaseException:
             for each in met.values():
                 each.close()

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 __all__ = ["SimHost", "SimHosts", "SimMemory"]
 
 _CHUNK = 16 << 10  # of large reductions: small, so that their rings go round
+_ROOMS = 24  # for sub-groups: few, so that they change hands
 _STEP_NS = (1_000, 300_000)  # that a step of a meeting takes
 _WAKE_NS = (2_000, 200_000)
 _LATE_NS = 200_000_000
@@ -193,14 +194,14 @@ class SimHost:
     def bring(self, world: int, loop: asyncio.AbstractEventLoop) -> SimPlace:
         if self._hosts.suffers(self._process.node, "full"):
             raise OSError(_NO_SPACE, "No space left on device")
-        return SimPlace(self._hosts, self._process, SegmentLayout(world, _CHUNK))
+        return SimPlace(self._hosts, self._process, SegmentLayout(world, _CHUNK, _ROOMS))
 
 
 class _Segment:
     def __init__(self, process: SimProcess, size: int) -> None:
         self.process = process
-        self.data = bytearray(size)
-        self.array: Array = np.frombuffer(self.data, np.uint8)
+        self.array: Array = np.zeros(size, np.uint8)  # what is never touched, as of rooms, takes no memory
+        self.data = self.array.data
 
 
 class SimMemory:
@@ -213,6 +214,10 @@ class SimMemory:
         self._process = segments[rank].process
         self._segments = [segments[each] for each in range(layout.world)]
         self._payloads = {layout.payload(number) for number in range(SLOTS)}
+        room = layout.of_group(2)  # whose payloads stand where those of any group do
+        self._payloads |= {
+            layout.room(number) + room.payload(slot) for number in range(layout.rooms) for slot in range(SLOTS)
+        }
 
     def load(self, rank: int, word: int) -> int:
         return int.from_bytes(self._segments[rank].data[8 * word : 8 * word + 8], "little")
@@ -225,7 +230,7 @@ class SimMemory:
         """All stores are seen at once."""
 
     def read(self, rank: int, at: int, size: int) -> bytes:
-        found = self._segments[rank].data[at : at + size]
+        found = bytearray(self._segments[rank].data[at : at + size])
         if rank != self.rank and at in self._payloads and (bit := self._hosts.spoils(self._process.node)) is not None:
             found[bit // 8 % size] ^= 1 << bit % 8
         return bytes(found)
@@ -242,6 +247,10 @@ class SimMemory:
             found = found.copy()
             found[bit // 8 % size] ^= 1 << bit % 8
         return found
+
+    def make(self, at: int, size: int) -> None:
+        if self._hosts.suffers(self._process.node, "full"):
+            raise OSError(_NO_SPACE, "No space left on device")
 
 
 # -- to be woken -----------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from quicoll.local.memory import Segment, unusable
 
 pytestmark = [pytest.mark.loopback, pytest.mark.skipif(bool(unusable()), reason=unusable() or "usable")]
 
-SIZE = SegmentLayout(2).size
+LAYOUT = SegmentLayout(2)
 
 
 @dataclass
@@ -57,7 +57,7 @@ def sides() -> Iterator[list[Side]]:
     made = []
     for rank in range(2):
         server, name = listen()
-        _, descriptor = Segment.make(SIZE)
+        _, descriptor = Segment.make(LAYOUT)
         made.append(Side(rank, server, name, bytes([rank]) * 32, [descriptor, os.eventfd(0), os.eventfd(0)]))
     yield made
     for side in made:
@@ -81,11 +81,11 @@ def test_two_ranks_with_both_secrets_get_each_others_segments_which_they_can_onl
     together(lambda: one.meet(other), lambda: other.meet(one))
     assert (one.error, other.error) == (None, None)
     met = one.found[1].segment
-    segment = Segment.received(met, SIZE)
+    segment = Segment.received(met, LAYOUT)
     with pytest.raises(TypeError):
         segment.data[0] = 1
     with pytest.raises(PermissionError):
-        mmap.mmap(met, SIZE, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        mmap.mmap(met, LAYOUT.size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
     with pytest.raises(PermissionError):
         os.ftruncate(met, 4096)
     with pytest.raises(PermissionError):
@@ -208,12 +208,12 @@ def test_no_socket_is_dialled_that_is_not_named_like_ours(sides: list[Side]) -> 
 def test_a_segment_that_could_be_changed_or_cut_short_is_refused() -> None:
     for seals in (0, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_WRITE):
         descriptor = os.memfd_create("test", os.MFD_ALLOW_SEALING)
-        os.ftruncate(descriptor, SIZE)
+        os.ftruncate(descriptor, LAYOUT.size)
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
         with pytest.raises(ValueError, match="not sealed"):
-            Segment.received(descriptor, SIZE)
+            Segment.received(descriptor, LAYOUT)
         os.close(descriptor)
-    _, descriptor = Segment.make(SIZE)
+    _, descriptor = Segment.make(LAYOUT)
     with pytest.raises(ValueError, match="another size"):
-        Segment.received(descriptor, SIZE + 4096)
+        Segment.received(descriptor, SegmentLayout(3))
     os.close(descriptor)
