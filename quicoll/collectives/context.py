@@ -27,7 +27,7 @@ import xxhash
 
 from quicoll.checks import seconds
 from quicoll.collectives.subgroups import is_derived
-from quicoll.engine.neighbourhood import NearCall
+from quicoll.engine.rows import NearCall
 from quicoll.errors import LocalError, PeerError, QuicollError
 from quicoll.membership.messages import MAX_GROUPS
 from quicoll.numerics.buffers import memory, reach
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from quicoll.config import Config
     from quicoll.engine.communicator import Ended
     from quicoll.engine.engine import Engine
-    from quicoll.engine.neighbourhood import Neighbourhood, Settle
-    from quicoll.engine.rows import Row
+    from quicoll.engine.neighbourhood import Neighbourhood
+    from quicoll.engine.rows import CallRow, Settle
     from quicoll.engine.runtime import Cancellable, Gathering, Runtime, Start
     from quicoll.membership.view import View
 
@@ -334,7 +334,7 @@ class CallContext:
         return self.engine.near(view_id)
 
     def _begin_near(
-        self, near: Neighbourhood, row: Row, pending: Pending[Any], timeout: float, *, in_loop: bool
+        self, near: Neighbourhood, row: CallRow, pending: Pending[Any], timeout: float, *, in_loop: bool
     ) -> bool:
         """Begin an operation on this thread, if it goes through the memory of one host. Return whether it has begun."""
         operation, released = pending.operation, pending.released

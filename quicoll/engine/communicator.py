@@ -47,7 +47,8 @@ from quicoll_transport.errors import TransportError as _TransportError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from quicoll.engine.neighbourhood import NearCall, Neighbourhood
+    from quicoll.engine.neighbourhood import Neighbourhood
+    from quicoll.engine.rows import NearCall
     from quicoll.membership.view import View
     from quicoll_transport.endpoint import Link
 

@@ -53,10 +53,10 @@ import asyncio
 import contextlib
 import threading
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol
 
 from quicoll.engine.looking import LOOK_NS, QUESTION_NS, Looks
-from quicoll.engine.rows import Large, Row
+from quicoll.engine.rows import CallRow, Large
 from quicoll.errors import LocalError
 from quicoll.local.layout import BACK, CONSUMED, FRONT, PUBLISHED, ROOM, STAGE, WAKE
 from quicoll.local.rooms import Rooms, open_rooms
@@ -66,76 +66,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from quicoll.engine.host import MetHost
+    from quicoll.engine.rows import NearCall
     from quicoll.local.small import SmallCall
 
-__all__ = ["GROUP", "TICK_S", "NearCall", "Neighbourhood", "Overseer", "Settle"]
+__all__ = ["GROUP", "TICK_S", "Neighbourhood", "Overseer"]
 
 GROUP: Final = 0  # the id of the group of all ranks (quicoll.collectives.subgroups)
 TICK_S = 0.02
 _AWAIT_S = 1.0  # of a thread that sleeps here; then it waits as for all calls, and the engine goes on for it
 _TURN_NS = 1_000_000  # of the engine's thread for large calls, until its other work has its turn
 _GONE_S = 0.1  # after a process's end, until its link is ended: what it had said before it ended is taken in by then
-
-
-class NearCall:
-    """A call under way.
-
-    row: of its group. name: for people, as "all_reduce#3". settle: called once, by any thread. deadline: of the clock
-    of the engine's loop. timeout: in seconds, for the error. step: the open one. ticks: of the engine since it was
-    begun. attended: its caller looks for its end, or sleeps until then. arrived_ns: by rank, at which tick it was first
-    seen to have called; None where no tick has come. ending: waits for why the view is over, once it has failed.
-    """
-
-    __slots__ = (
-        "_near",
-        "arrived_ns",
-        "attended",
-        "deadline",
-        "ending",
-        "name",
-        "row",
-        "settle",
-        "small",
-        "step",
-        "ticks",
-        "timeout",
-    )
-
-    def __init__(
-        self,
-        near: Neighbourhood,
-        row: Row,
-        small: SmallCall,
-        name: str,
-        *,
-        timeout: float,
-        step: int | None,
-    ) -> None:
-        self._near = near
-        self.row = row
-        self.small = small
-        self.name = name
-        self.settle: Settle = _nobody
-        self.deadline = near.now() + timeout
-        self.timeout = timeout
-        self.step = step
-        self.ticks = 0
-        self.attended = False
-        self.arrived_ns: dict[int, int] | None = None
-        self.ending: asyncio.Task[None] | None = None
-
-    def cancel(self) -> None:
-        """Nobody waits for it any more, which ends the view. On the engine's thread; nothing where it is over."""
-        self._near.cancel(self)
-
-
-Settle: TypeAlias = "Callable[[int | None, BaseException | None, bool], None]"
-"""Ends the wait for a call, with its number or with its error, and whether this is a loop that calls: no task of its
-is in the middle of something."""
-
-
-def _nobody(number: int | None, error: BaseException | None, idle: bool) -> None:
-    raise AssertionError("a call has begun for which nobody waits")
 
 
 class Overseer(Protocol):
@@ -184,9 +124,9 @@ class Neighbourhood:
         self._wakes = met.wakes
         self._rooms = Rooms(memory)
         everyone = range(self.world)
-        self.row = Row(GROUP, everyone, everyone, self.rank, memory, met.memory_for_large)
-        self._rows: dict[int, Row] = {GROUP: self.row}
-        self._at_work: dict[int, Row] = {}  # those of them that have calls under way
+        self.row = CallRow(GROUP, everyone, everyone, self.rank, memory, met.memory_for_large)
+        self._rows: dict[int, CallRow] = {GROUP: self.row}
+        self._at_work: dict[int, CallRow] = {}  # those of them that have calls under way
         self._loop = loop
         self._lock = threading.Lock()
         self._calls: dict[tuple[int, int], NearCall] = {}  # by group and number
@@ -195,7 +135,9 @@ class Neighbourhood:
         self._front = False  # somebody sleeps in front
         self._large_waits = False  # the engine is to be woken for large ones
         self._bits = 0  # what stands in WAKE
-        self._carrying: dict[int, Row] = {}  # the rows that have large calls; the one that was carried last is the last
+        self._carrying: dict[
+            int, CallRow
+        ] = {}  # rows with large calls; the one carried last is the last
         self._turning = False  # the engine's loop will go on with large ones
         self._overseer: Overseer | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -283,7 +225,7 @@ class Neighbourhood:
 
     # -- the order of the calls ----------------------------------------------------------------------------------
 
-    def row_of(self, group: int, ranks: Sequence[int]) -> Row:
+    def row_of(self, group: int, ranks: Sequence[int]) -> CallRow:
         """Return the row of a group. Whoever issues calls holds a lock of his own.
 
         Args:
@@ -293,7 +235,7 @@ class Neighbourhood:
         row = self._rows.get(group)
         if row is None:
             number = ranks.index(self.rank)
-            row = Row(group, ranks, ranks, number, self._memory, self._large_memory, self._rooms)
+            row = CallRow(group, ranks, ranks, number, self._memory, self._large_memory, self._rooms)
             self._rows[group] = row
         return row
 
@@ -467,7 +409,7 @@ class Neighbourhood:
             while self._advanced(row):
                 pass
 
-    def _advanced(self, row: Row) -> bool:
+    def _advanced(self, row: CallRow) -> bool:
         """Look once how far the calls of a row go. Return whether to look again: this rank was the last to publish, and
         what the others had published was perhaps seen behind the fence only."""
         small, group = row.small, row.group
@@ -525,7 +467,7 @@ class Neighbourhood:
                 call.settle(call.small.number, None, idle)
                 self._taken.pop(key, None)
 
-    def _fail_soon(self, error: Exception, row: Row) -> None:
+    def _fail_soon(self, error: Exception, row: CallRow) -> None:
         if not self._broken:
             self._broken = True
             self._on_engine(self._failed, error, row)
@@ -534,13 +476,13 @@ class Neighbourhood:
         with contextlib.suppress(RuntimeError):  # the engine's loop is closed: all calls have ended
             self._loop.call_soon_threadsafe(what, *args)
 
-    def _failed(self, error: Exception, row: Row) -> None:
+    def _failed(self, error: Exception, row: CallRow) -> None:
         self._settle()
         if self.whole and self._overseer is not None:
             first = next((call for call in self._calls.values() if call.row is row and not call.small.done), None)
             self._overseer.near_failed(first, error)
 
-    def _wake(self, row: Row, word: int, before: int) -> bool:
+    def _wake(self, row: CallRow, word: int, before: int) -> bool:
         """A word of ours in a row has grown from `before`: wake who sleeps, if it was the last one that was waited for.
 
         Return whether it was.
@@ -633,7 +575,7 @@ class Neighbourhood:
                 self._turn_soon()
                 return
 
-    def _carry(self, row: Row) -> bool:
+    def _carry(self, row: CallRow) -> bool:
         """Take a row's first large call to the next stage that has to be waited for. Return whether it goes on."""
         large, memory = row.larges[0], row.memory
         before = memory.load(row.rank, STAGE)  # of ours, which nobody else writes

@@ -16,7 +16,7 @@ woken; and in the group, which the protocols in quicoll.local count by.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from quicoll.local.large import carry
 from quicoll.local.layout import CONSUMED, ENDED, STAGE
@@ -24,16 +24,89 @@ from quicoll.local.rooms import Room, RoomMemory, Rooms
 from quicoll.local.small import Differing, SmallCall, SmallCalls, Spoiled
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    import asyncio
+    from collections.abc import Callable, Generator, Sequence
 
-    from quicoll.engine.neighbourhood import NearCall
     from quicoll.local.layout import HostMemory
     from quicoll.local.passages import Passage
 
-__all__ = ["Large", "Row"]
+__all__ = ["CallRow", "Keeper", "Large", "NearCall", "Settle"]
 
 
-class Row:
+class Keeper(Protocol):
+    """What a call asks of the neighbourhood that it is in."""
+
+    def now(self) -> float:
+        """Return seconds, of the clock of the engine's loop."""
+        ...
+
+    def cancel(self, call: NearCall) -> None:
+        """See `NearCall.cancel`."""
+        ...
+
+
+class NearCall:
+    """A call under way.
+
+    row: of its group. name: for people, as "all_reduce#3". settle: called once, by any thread. deadline: of the clock
+    of the engine's loop. timeout: in seconds, for the error. step: the open one. ticks: of the engine since it was
+    begun. attended: its caller looks for its end, or sleeps until then. arrived_ns: by rank, at which tick it was first
+    seen to have called; None where no tick has come. ending: waits for why the view is over, once it has failed.
+    """
+
+    __slots__ = (
+        "_near",
+        "arrived_ns",
+        "attended",
+        "deadline",
+        "ending",
+        "name",
+        "row",
+        "settle",
+        "small",
+        "step",
+        "ticks",
+        "timeout",
+    )
+
+    def __init__(
+        self,
+        near: Keeper,
+        row: CallRow,
+        small: SmallCall,
+        name: str,
+        *,
+        timeout: float,
+        step: int | None,
+    ) -> None:
+        self._near = near
+        self.row = row
+        self.small = small
+        self.name = name
+        self.settle: Settle = _nobody
+        self.deadline = near.now() + timeout
+        self.timeout = timeout
+        self.step = step
+        self.ticks = 0
+        self.attended = False
+        self.arrived_ns: dict[int, int] | None = None
+        self.ending: asyncio.Task[None] | None = None
+
+    def cancel(self) -> None:
+        """Nobody waits for it any more, which ends the view. On the engine's thread; nothing where it is over."""
+        self._near.cancel(self)
+
+
+Settle: TypeAlias = "Callable[[int | None, BaseException | None, bool], None]"
+"""Ends the wait for a call, with its number or with its error, and whether this is a loop that calls: no task of its
+is in the middle of something."""
+
+
+def _nobody(number: int | None, error: BaseException | None, idle: bool) -> None:
+    raise AssertionError("a call has begun for which nobody waits")
+
+
+class CallRow:
     """See the module's head.
 
     group: the id. ranks: of the view, by number in the group. rank: this one's number in it. places, peers: numbers on
@@ -181,7 +254,7 @@ class Large:
         if self._run is not None:
             self._run.close()
 
-    def go_on(self, row: Row) -> int | None:
+    def go_on(self, row: CallRow) -> int | None:
         """Go on to the next stage that has to be waited for. Return the last one's number at the end.
 
         Raises what the call fails by.

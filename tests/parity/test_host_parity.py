@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from parity_hosts import HostTest, Ranks, on_simulated_host, on_this_host
 
-from quicoll.engine.neighbourhood import NearCall, Neighbourhood
+from quicoll.engine.neighbourhood import Neighbourhood
+from quicoll.engine.rows import NearCall
 from quicoll.local.layout import CONSUMED, PUBLISHED, SLOTS, SMALL_BYTES, STAGE, SegmentLayout
 from quicoll.local.meeting import MeetingFailed
 from quicoll.local.memory import unusable

@@ -12,14 +12,14 @@ import pytest
 from host_memory import Host, Killed, SteppedMemory
 
 import quicoll.local.rooms
-from quicoll.engine.rows import Large, Row
+from quicoll.engine.rows import CallRow, Large
 from quicoll.local.layout import OWNERS, ROOMS, SMALL_BYTES, SegmentLayout
 from quicoll.local.passages import Passage, Reduced
 from quicoll.local.rooms import Rooms
 from quicoll.local.small import Counts, SmallCall, Spoiled
 
 if TYPE_CHECKING:
-    from quicoll.engine.neighbourhood import NearCall
+    from quicoll.engine.rows import NearCall
 
 GROUPS: dict[int, tuple[int, ...]] = {
     101: (0, 1),
@@ -51,7 +51,7 @@ class Rank:
         self.rank = memory.rank
         self.rooms = Rooms(memory)
         self.rows = {
-            group: Row(group, ranks, ranks, ranks.index(self.rank), memory, memory, self.rooms)
+            group: CallRow(group, ranks, ranks, ranks.index(self.rank), memory, memory, self.rooms)
             for group, ranks in GROUPS.items()
             if self.rank in ranks
         }
@@ -61,7 +61,7 @@ class Rank:
         self.outputs: dict[int, Any] = {}  # of large calls under way, by group
         self.patience = patience
 
-    def call(self, row: Row, number: int) -> SmallCall:
+    def call(self, row: CallRow, number: int) -> SmallCall:
         group = row.group
         given = bytes([self.rank, group, number])
 
@@ -103,7 +103,7 @@ class Rank:
             over += ended
             idle = 0 if ended else idle + 1
 
-    def further(self, row: Row) -> int:
+    def further(self, row: CallRow) -> int:
         """Take a row as far as it goes; return how many of its calls have ended."""
         ended = 0
         for call in row.advance():
