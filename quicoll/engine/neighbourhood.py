@@ -135,9 +135,7 @@ class Neighbourhood:
         self._front = False  # somebody sleeps in front
         self._large_waits = False  # the engine is to be woken for large ones
         self._bits = 0  # what stands in WAKE
-        self._carrying: dict[
-            int, CallRow
-        ] = {}  # rows with large calls; the one carried last is the last
+        self._carrying: dict[int, CallRow] = {}  # rows with large calls; the one carried last is the last
         self._turning = False  # the engine's loop will go on with large ones
         self._overseer: Overseer | None = None
         self._timer: asyncio.TimerHandle | None = None

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
+from quicoll.errors import PeerError
 from quicoll.local.large import carry
 from quicoll.local.layout import CONSUMED, ENDED, STAGE
 from quicoll.local.rooms import Room, RoomMemory, Rooms
@@ -189,11 +190,15 @@ class CallRow:
         """Take calls in slots as far as they go, as `SmallCalls.advance` does; nothing while there is no room.
 
         Raises:
-            OSError: There is no memory for its room.
+            PeerError: There is no memory for its room.
             Exception: What `SmallCalls.advance` raises; ranks in it are those of the view.
         """
-        if self._rooms is not None and not self._rooms.open(self._room):
-            return []
+        if self._rooms is not None:
+            try:
+                if not self._rooms.open(self._room):
+                    return []
+            except OSError as error:
+                raise self._short(error) from error
         try:
             return self.small.advance()
         except Spoiled as error:
@@ -219,9 +224,16 @@ class CallRow:
         return not stage or all(load(rank, STAGE) >= stage for rank in self.others)
 
     def begin_large(self) -> None:
-        """See that there is memory for large calls. Raises OSError."""
+        """See that there is memory for large calls. Raises PeerError."""
         if self._rooms is not None:
-            self._rooms.make_rings(self._room)
+            try:
+                self._rooms.make_rings(self._room)
+            except OSError as error:
+                raise self._short(error) from error
+
+    def _short(self, error: OSError) -> PeerError:
+        why = f"no memory of the host for its calls in a sub-group ({error}); it shares none from the next view on"
+        return PeerError(why, rank=self.ranks[self.rank])
 
     def end_large(self, stage: int) -> None:
         """The first large call has ended."""

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from quicoll.local.layout import SegmentLayout
     from quicoll.numerics.dtypes import Array
@@ -55,13 +55,17 @@ class Segment:
         self.array: Array = np.frombuffer(self._map, np.uint8)
         self.array[: layout.base : mmap.PAGESIZE].max()  # MAP_POPULATE would make all of the rooms as well
         self._descriptor = -1
+        self._on_short: Callable[[OSError], None] = lambda error: None
 
     @classmethod
-    def make(cls, layout: SegmentLayout) -> tuple[Segment, int]:
+    def make(
+        cls, layout: SegmentLayout, on_short: Callable[[OSError], None] = lambda error: None
+    ) -> tuple[Segment, int]:
         """Make a segment of this process.
 
         Args:
             layout: What stands where in it.
+            on_short: Called where there is no memory for a room of it.
         Returns:
             The segment, and the descriptor by which others map it.
         Raises:
@@ -73,6 +77,7 @@ class Segment:
             os.posix_fallocate(fd, 0, layout.base)
             made = cls(fd, layout, writable=True)
             fcntl.fcntl(fd, _ADD_SEALS, _SEALS)
+            made._on_short = on_short
             made._descriptor = os.dup(fd)
             weakref.finalize(made, os.close, made._descriptor)
         except BaseException:
@@ -97,7 +102,11 @@ class Segment:
 
     def allocate(self, at: int, size: int) -> None:
         """See that there are pages, in a segment of this process. Raises OSError."""
-        os.posix_fallocate(self._descriptor, at, size)
+        try:
+            os.posix_fallocate(self._descriptor, at, size)
+        except OSError as error:
+            self._on_short(error)
+            raise
 
 
 class SharedMemory:

@@ -13,7 +13,7 @@ neighbours, neighbourhood, the steps of a meeting, and both protocols in memory.
 Faults of one process (quicoll.sim.scenario.events.MemoryFault), until they are mended:
 
     spoil       one of the payloads that it reads of others has another bit
-    full        there is no memory for its segment
+    full        there is no memory for its segment, or for a room of it
     kill        it is killed just before one of its steps: a store, or a step of a meeting
     late        wake-ups for it take up to a fifth of a second
 
@@ -155,7 +155,8 @@ class SimHosts:
 
 
 class SimProcess:
-    """A process, as its host knows it. holds: what it has to give back. watched_by: called at its end."""
+    """A process, as its host knows it. holds: what it has to give back. watched_by: called at its end. short: there
+    was no memory for a room of it, so it shares none any more."""
 
     def __init__(self, hosts: SimHosts, node: str, loop: HostLoop, on_killed: Callable[[], None]) -> None:
         self.node = node
@@ -165,6 +166,7 @@ class SimProcess:
         self.holds: dict[SimPlace | SimWakes, None] = {}
         self.watched_by: dict[SimWakes, Callable[[], None]] = {}
         self.lines: dict[_Line, None] = {}
+        self.short = False
         self._hosts = hosts
 
     def end(self) -> None:
@@ -192,7 +194,7 @@ class SimHost:
         return 1 < len(where) <= MAX_WORLD and where[0] != "" and all(each == where[0] for each in where)
 
     def bring(self, world: int, loop: asyncio.AbstractEventLoop) -> SimPlace:
-        if self._hosts.suffers(self._process.node, "full"):
+        if self._process.short or self._hosts.suffers(self._process.node, "full"):
             raise OSError(_NO_SPACE, "No space left on device")
         return SimPlace(self._hosts, self._process, SegmentLayout(world, _CHUNK, _ROOMS))
 
@@ -250,6 +252,7 @@ class SimMemory:
 
     def make(self, at: int, size: int) -> None:
         if self._hosts.suffers(self._process.node, "full"):
+            self._process.short = True
             raise OSError(_NO_SPACE, "No space left on device")
 
 
