@@ -487,10 +487,11 @@ class SimPlace:
             case Dial():
                 return self._dial(step.name, lines)
             case Admit():
-                while not self._dialled:
+                while (line := next((each for each in self._dialled if each.said or each.other.closed), None)) is None:
                     await self._change.wait(until)
-                lines.append(self._dialled.popleft())
-                return lines[-1]
+                self._dialled.remove(line)
+                lines.append(line)
+                return line
             case Recognise():
                 return True
             case Say():
@@ -521,7 +522,7 @@ class SimPlace:
     def admit(self, line: _Line) -> None:
         """Somebody dials."""
         self._dialled.append(line)
-        self._change.tell()
+        line.change = self._change
 
     def _send(self, line: _Line, what: Any) -> None:
         if line.other.closed:

@@ -181,8 +181,8 @@ def test_power_is_lost_by_all_of_a_host() -> None:
     assert {"worker-2", "worker-3", "worker-4"} in [{*found} for found in told.used.values()]
 
 
-MEETING = range(1, 19)  # steps that each of three ranks takes until it has met
-BEYOND = (19, 20, 22, 25, 30, 40, 60, 100, 160, 250)
+MEETING = range(1, 17)  # steps that each of three ranks takes until it has met
+BEYOND = (17, 18, 20, 22, 25, 30, 40, 60, 100, 160, 250)
 
 
 @pytest.mark.slow
