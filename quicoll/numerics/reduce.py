@@ -67,6 +67,7 @@ __all__ = [
     "block_accumulator",
     "combine",
     "finish",
+    "reduce_rows",
     "reduce_tree",
     "widen",
 ]
@@ -370,6 +371,40 @@ def reduce_tree(
                 _finish(op, value, leaves, dtype, piece)
             elif value is not piece:
                 np.copyto(piece, value)
+
+
+def reduce_rows(rows: Array, *, op: ReduceOp, dtype: DType, acc: DType, out: Array) -> bool:
+    """Reduce the canonical tree over leaves that stand one after the other, where numpy can do it a level at a time.
+
+    Each level of that tree combines neighbours in pairs and keeps the last one of an odd number, so it is one call of
+    numpy, and of few elements the calls are what takes time.
+
+    Args:
+        rows: 2-D, a leaf in each row, of `dtype`.
+        op: What is computed.
+        dtype: The leaves' type.
+        acc: The accumulator's type.
+        out: 1-D, of `dtype`; the finished result.
+    Returns:
+        Whether it was done; nothing is, where `reduce_tree` does other than combine plain numbers.
+    Raises:
+        LocalError: This thread does not compute by IEEE 754.
+    """
+    if acc is not dtype or op not in _BY_LEVEL or dtype.kind not in _BY_LEVEL_KINDS:
+        return False
+    require_ieee()
+    combine_all, leaves = _PLAIN[op], len(rows)
+    with np.errstate(all="ignore"):
+        values = rows
+        while (many := len(values)) > 1:
+            paired = combine_all(values[: many - 1 : 2], values[1::2])
+            values = paired if many % 2 == 0 else np.concatenate((paired, values[-1:]))
+        _finish(op, values[0], leaves, dtype, out)
+    return True
+
+
+_BY_LEVEL = (ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PRODUCT)
+_BY_LEVEL_KINDS = (NumberKind.FLOAT, NumberKind.INT, NumberKind.UINT)
 
 
 @dataclass(frozen=True, slots=True)
