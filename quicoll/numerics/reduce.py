@@ -290,6 +290,25 @@ class Operand(Protocol):
 
 OperandT = TypeVar("OperandT", bound=Operand)
 
+# Memory that calls work in and leave to later ones, by bytes: the system maps so much anew each time, which takes as
+# long as to fill it. Whoever is in the middle of a call has taken his out.
+_SPARE_SIZES = (4 * REDUCE_BLOCK, 8 * REDUCE_BLOCK)
+_MOST_SPARE = 8
+_spare: dict[int, list[Array]] = {nbytes: [] for nbytes in _SPARE_SIZES}
+
+
+def _borrow(nbytes: int) -> Array:
+    try:
+        return _spare[nbytes].pop()
+    except (KeyError, IndexError):
+        return np.empty(nbytes, np.uint8)
+
+
+def _give_back(memory: Array) -> None:
+    spare = _spare.get(memory.size)
+    if spare is not None and len(spare) < _MOST_SPARE:
+        spare.append(memory)
+
 
 def reduce_tree(
     tree: OperandT | tuple[Any, Any],
@@ -338,12 +357,14 @@ def reduce_tree(
         )
         return
     bound = _bind(tree, view, out.size)
+    borrowed: list[Array] = []
     registers: list[Array] = []
     width = min(block, out.size)
 
     def register(depth: int) -> Array:
         while len(registers) <= depth:
-            registers.append(np.empty(width, acc.storage))
+            borrowed.append(_borrow(width * acc.storage.itemsize))
+            registers.append(borrowed[-1].view(acc.storage))
         return registers[depth]
 
     def evaluate(node: Any, a: int, b: int, depth: int, target: Array | None) -> Array:
@@ -371,6 +392,8 @@ def reduce_tree(
                 _finish(op, value, leaves, dtype, piece)
             elif value is not piece:
                 np.copyto(piece, value)
+    for memory in borrowed:
+        _give_back(memory)
 
 
 def reduce_rows(rows: Array, *, op: ReduceOp, dtype: DType, acc: DType, out: Array) -> bool:
