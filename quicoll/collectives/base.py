@@ -91,8 +91,8 @@ class GroupView:
 
     rank: of this rank in the group. ranks: the group's ranks, by their number in it, as ranks of the view. sites: a
     number for the site of each rank. chunk_bytes: as in the job's settings. recycler: of large results' memory; None:
-    it is new each time. near: whether this is the group of all ranks of the view, and these hand each other what they
-    can through the memory of their host. prepared: the group's calls in this view.
+    it is new each time. near: whether its ranks, if they are more than one, hand each other what they can through the
+    memory of their host. prepared: the group's calls in this view.
     """
 
     view_id: int

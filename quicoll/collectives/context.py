@@ -39,7 +39,7 @@ import xxhash
 from quicoll.checks import seconds
 from quicoll.collectives.operation import flattened
 from quicoll.collectives.subgroups import is_derived
-from quicoll.engine.neighbourhood import NearCall
+from quicoll.engine.rows import NearCall
 from quicoll.errors import LocalError, PeerError, QuicollError
 from quicoll.membership.messages import MAX_GROUPS
 from quicoll.numerics.buffers import memory, reach
@@ -54,7 +54,8 @@ if TYPE_CHECKING:
     from quicoll.engine.answers import Cancellable, Gathering, Start
     from quicoll.engine.communicator import Ended
     from quicoll.engine.engine import Engine
-    from quicoll.engine.neighbourhood import Neighbourhood, Settle
+    from quicoll.engine.neighbourhood import Neighbourhood
+    from quicoll.engine.rows import CallRow, Settle
     from quicoll.engine.runtime import Runtime
     from quicoll.membership.view import View
     from quicoll.numerics.feedback import ErrorFeedback
@@ -317,11 +318,12 @@ class CallContext:
             pending = Pending(self, operation, number, step, entry)
             in_place = operation.in_place
             near = self.near(here.view_id) if here.near and group == here.scope.group_id else None
+            row = None if near is None else near.row_of(group, here.ranks)
             try:
-                numbered = None if near is None else near.take_number()
+                numbered = None if row is None else row.take_number()
                 if in_place:
                     pending.released = concurrent.futures.Future()
-                if near is None or not self._begin_near(near, pending, within, in_loop=in_loop):
+                if near is None or row is None or not self._begin_near(near, row, pending, within, in_loop=in_loop):
                     start: Start = partial(
                         self.engine.collective,
                         here.view_id,
@@ -335,8 +337,8 @@ class CallContext:
                         start = partial(_releasing, start, pending.released)
                     pending.future = operation.answer = begin(start, self.engine.endpoint)
             except BaseException as error:
-                if near is not None and isinstance(error, Exception):  # it was not begun: nobody has heard of it
-                    near.return_number()
+                if row is not None and isinstance(error, Exception):  # it was not begun: nobody has heard of it
+                    row.return_number()
                 if entry is not None and auditor is not None:
                     auditor.over(entry)
                 raise
@@ -355,13 +357,17 @@ class CallContext:
         """Return the way between the ranks of a view that share a host, where all of them do."""
         return self.engine.near(view_id)
 
-    def _begin_near(self, near: Neighbourhood, pending: Pending[Any], timeout: float, *, in_loop: bool) -> bool:
+    def _begin_near(
+        self, near: Neighbourhood, row: CallRow, pending: Pending[Any], timeout: float, *, in_loop: bool
+    ) -> bool:
         """Begin an operation on this thread, if it goes through the memory of one host. Return whether it has begun."""
         operation, released = pending.operation, pending.released
-        small = operation.small_call(near.numbers - 1)
+        small = operation.small_call(row.numbers - 1)
         if small is None or not near.whole:
             return False
-        call = NearCall(near, small, f"{operation.name}#{small.number}", timeout=timeout, step=self.step)
+        where = operation.here.scope.name
+        name = f"{operation.name}#{small.number}@{where}" if where else f"{operation.name}#{small.number}"
+        call = NearCall(near, row, small, name, timeout=timeout, step=self.step)
         held = self.runtime.hold(call, in_loop=in_loop)
         call.settle = held.settle if released is None else partial(_settled, held.settle, released)
         pending.future = operation.answer = held.future

@@ -24,7 +24,7 @@ from quicoll.collectives.point_to_point import PointToPoint, Receive, Send, chan
 from quicoll.collectives.reductions import AllReduce, Reduce, ReduceOrder, ReduceScatter
 from quicoll.collectives.shards import Leaves, Shards
 from quicoll.collectives.split import Split
-from quicoll.collectives.subgroups import MAX_DEPTH, WORLD, Scope
+from quicoll.collectives.subgroups import MAX_DEPTH, WORLD, Scope, is_derived
 from quicoll.engine.calls import site_numbers
 from quicoll.errors import LocalError
 from quicoll.numerics.canonical_order import leaves_of
@@ -549,7 +549,12 @@ class Group:
             )
         sites = site_numbers(view, scope.ranks)
         context = self._context
-        near = scope.group_id == WORLD.group_id and context.near(view.view_id) is not None
+        near = (
+            (scope.group_id == WORLD.group_id or is_derived(scope.group_id))
+            and len(self.ranks) > 1
+            and context.rank in self.ranks
+            and context.near(view.view_id) is not None
+        )
         here = GroupView(
             view.view_id, scope, self.rank, self.ranks, sites, context.config.chunk_bytes, context.recycler, near
         )

@@ -88,7 +88,7 @@ class Movement(Operation[T]):
 
         return SmallCall(
             number,
-            self.signature,
+            self.called,
             lambda: bytes(memory(flat[:])),
             like.nbytes if self.gives else 0,
             combine,

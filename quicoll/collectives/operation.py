@@ -93,6 +93,12 @@ class Operation(Generic[T]):
         raise NotImplementedError
 
     @property
+    def called(self) -> str:
+        """All that has to be equal on all ranks, and the group where that is not of all ranks."""
+        name = self.here.scope.name
+        return f"{self.signature} group={name}" if name else self.signature
+
+    @property
     def failed(self) -> bool:
         """Whether it has ended without a result."""
         answer = self.answer
@@ -144,7 +150,7 @@ class Operation(Generic[T]):
             )
         return Call(
             self.name,
-            f"{self.signature} group={scope.name}",
+            self.called,
             self.prepare,
             self.counts,
             self.gathers,

@@ -20,7 +20,7 @@ from quicoll.numerics.buffers import empty, memory
 from quicoll.numerics.bundle import Bundle, Joined, bundle, leaves_like, like_text, results
 from quicoll.numerics.canonical_order import leaves_of
 from quicoll.numerics.feedback import ErrorFeedback
-from quicoll.numerics.reduce import Precision, ReduceOp, reduce_tree
+from quicoll.numerics.reduce import Precision, ReduceOp, reduce_rows, reduce_tree
 from quicoll.plan.schedule import (
     ElementFormat,
     Schedule,
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["AllReduce", "Reduce", "ReduceOrder", "ReduceScatter"]
 
 ReduceOrder: TypeAlias = Literal["canonical", "ring"]
+_FEW = 8192  # elements of all leaves; of more it is not the calls of numpy that take time
 _Sizes: TypeAlias = "Callable[[Bundle, ElementFormat, int, tuple[Any, ...]], dict[str, Any]]"
 
 
@@ -178,7 +179,7 @@ class Reduction(Operation[Any]):
         nbytes = sizes[self.here.rank]
         return SmallCall(
             number,
-            self.signature,
+            self.called,
             self.joined,
             nbytes,
             self.combine,
@@ -204,6 +205,10 @@ class Reduction(Operation[Any]):
         if self.rows is not None:
             start = sum(self.rows[: self.here.rank])
             stop = start + self.rows[self.here.rank]
+        if stop - start == size and self.total * size <= _FEW:
+            how, rows = prepared.how, np.frombuffer(b"".join(payloads), storage).reshape(self.total, size)
+            if reduce_rows(rows, op=prepared.op, dtype=how.dtype, acc=how.acc, out=self.output):
+                return
         leaves: list[Array] = []
         for payload, held in zip(payloads, prepared.held, strict=True):
             values = np.frombuffer(payload, storage)

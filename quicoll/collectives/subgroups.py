@@ -22,6 +22,8 @@ its group alone. It
     - takes nothing that another operation has to give back: lanes, memory and messages are its own; a link sends a
       message to memory that waits for it whatever else stands unclaimed (quicoll_transport.link.core, "granted");
     - ends when each of its members has issued it and their messages have arrived, and waits for nothing else.
+Through the memory of one host each group has room of its own, in which only its own earlier calls are waited for; what
+that needs where a rank has calls of more than 192 sub-groups under way is in quicoll.local.rooms.
 So a set of operations that have been issued by all their members all end, in whatever order they were issued. What is
 left is the program's own waiting: the ranks must not wait for each other's calls in a circle. It suffices that there is
 one order of all operations, the same on all ranks, such that every rank awaits its own in it; or that a rank issues all

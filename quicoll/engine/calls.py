@@ -143,14 +143,15 @@ class Slot:
 
 
 class Near(Protocol):
-    """What this module asks of the calls through the memory of one host; they are of the group of all ranks, 0."""
+    """What this module asks of the calls through the memory of one host, which are told by group and number."""
 
     @property
-    def numbers(self) -> int: ...
-    @property
     def running(self) -> int: ...
-    def under_way(self, number: int) -> SmallCall | None: ...
-    def called_by(self, rank: int) -> list[int]: ...
+    def numbers(self, group: int) -> int: ...
+    def under_way(self, group: int, number: int) -> SmallCall | None: ...
+    def called_by(self, rank: int) -> list[tuple[int, int]]: ...
+    def members(self, group: int) -> tuple[int, ...]: ...
+    def pending(self, rank: int) -> str: ...
 
 
 class Calls:
@@ -238,7 +239,7 @@ class Calls:
         key = (announce.group, announce.seq)
         slot = self._slots.get(key)
         at = self._next.get(announce.group, 0)
-        ahead = announce.seq - (at if self.near is None or announce.group else max(at, self.near.numbers))
+        ahead = announce.seq - (at if self.near is None else max(at, self.near.numbers(announce.group)))
         if announce.seq < at and slot is None and not self._is_small(announce):
             raise PeerError(f"announced operation {announce.seq} twice", rank=rank, view=self._view.view_id)
         if ahead > MAX_AHEAD or len(self._slots) > MAX_AHEAD:
@@ -278,9 +279,8 @@ class Calls:
             PeerError: A rank announced that takes no part.
         """
         own = slot.announced[self._rank].signature
+        self._demand_members(slot, slot.ranks)
         for rank in sorted(slot.announced):
-            if rank not in slot.ranks:
-                raise PeerError("calls operations of a group that it is not in", rank=rank, node=self._node(rank))
             if slot.announced[rank].signature != own:
                 called = {each: slot.announced[each].signature for each in slot.announced if each in slot.ranks}
                 raise Mismatch(difference(called), rank=rank, node=self._node(rank))
@@ -295,6 +295,11 @@ class Calls:
         return [
             open_given(slot.announced[rank].given, size, rank) for rank, size in zip(slot.ranks, sizes, strict=True)
         ]
+
+    def _demand_members(self, slot: Slot, ranks: Sequence[int]) -> None:
+        for rank in sorted(slot.announced):
+            if rank not in ranks:
+                raise PeerError("calls operations of a group that it is not in", rank=rank, node=self._node(rank))
 
     def differing(self, slot: Slot) -> tuple[int, ...]:
         """Return the ranks that called something else than this one, ascending."""
@@ -331,17 +336,21 @@ class Calls:
 
     def _is_small(self, announce: Announce) -> bool:
         """Whether a call through memory has this number: then the ranks called different things (`astray`)."""
-        return self.near is not None and not announce.group and self.near.under_way(announce.seq) is not None
+        return self.near is not None and self.near.under_way(announce.group, announce.seq) is not None
 
     def astray(self) -> tuple[int, dict[int, str]] | None:
-        """Return a number of a call through memory that was announced by peers, and what each has called.
+        """Return the number of a call through memory that was announced by peers, and what each has called.
 
         That call would wait for them, and they for this rank's announcement.
+
+        Raises:
+            PeerError: One of them takes no part in its group.
         """
         if self.near is not None:
             for (group, seq), slot in self._slots.items():
-                mine = None if group or slot.call is not None else self.near.under_way(seq)
+                mine = None if slot.call is not None else self.near.under_way(group, seq)
                 if mine is not None:
+                    self._demand_members(slot, self.near.members(group))
                     called = {rank: announce.signature for rank, announce in slot.announced.items()}
                     called[self._rank] = mine.signature
                     return seq, called
@@ -411,7 +420,7 @@ class Calls:
         for slot in self._slots.values():
             if rank in slot.announced and self._rank not in slot.announced:
                 return slot.announced[rank].signature
-        return ""
+        return "" if self.near is None else self.near.pending(rank)
 
     # -- farewells -----------------------------------------------------------------------------------------------
 
@@ -448,7 +457,7 @@ class Calls:
             if slot.call is not None and (rank in slot.announced or rank not in slot.ranks)
         ]
         if self.near is not None:
-            awaited += [(0, number) for number in self.near.called_by(rank)]
+            awaited += self.near.called_by(rank)
         self.divided = self.divided or message.divided
         self._parting[rank] = _Parting(awaited, message.next_step)
         self._parted[rank] = None
@@ -471,7 +480,7 @@ class Calls:
         near = self.near
         if any(key in self._slots for key in parting.awaited):
             return False
-        if near is not None and any(not group and near.under_way(number) for group, number in parting.awaited):
+        if near is not None and any(near.under_way(group, number) for group, number in parting.awaited):
             return False
         if parting.next_step is None or not self.divided or self._leaves or self._begun >= parting.next_step:
             return True

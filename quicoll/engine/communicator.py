@@ -40,7 +40,6 @@ from quicoll.engine.differences import brief, difference
 from quicoll.engine.executor import Execution, TransferFailed
 from quicoll.engine.late_stacks import ahead
 from quicoll.engine.messages import Announce, Farewell, encode_message
-from quicoll.engine.neighbourhood import GROUP
 from quicoll.errors import Corrupted, LocalError, Mismatch, PeerError, QuicollError, again
 from quicoll.local.small import Differing, Spoiled
 from quicoll.observability.flight import UnderWay
@@ -51,7 +50,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from quicoll.engine.late_stacks import LateStacks
-    from quicoll.engine.neighbourhood import NearCall, Neighbourhood
+    from quicoll.engine.neighbourhood import Neighbourhood
+    from quicoll.engine.rows import NearCall
     from quicoll.membership.view import View
     from quicoll.observability.flight import CalledEntry, ViewRecorder
     from quicoll_transport.endpoint import Link
@@ -639,9 +639,9 @@ class Communicator:
 
     def _slot_of(self, call: NearCall, present: Sequence[int]) -> Slot:
         """A call through memory as one over QUIC would be."""
-        slot = Slot(GROUP, call.small.number, call.name, ranks=tuple(range(self.world)))
+        slot = Slot(call.row.group, call.small.number, call.name, ranks=call.row.ranks)
         for rank in present:
-            slot.announced[rank] = Announce(self.view.view_id, GROUP, slot.seq, call.small.signature)
+            slot.announced[rank] = Announce(self.view.view_id, slot.group, slot.seq, call.small.signature)
         return slot
 
     def near_tick(self) -> None:
@@ -651,7 +651,11 @@ class Communicator:
 
     def _check_numbers(self) -> None:
         """Look whether peers have called what does not go through memory in the place of what does."""
-        found = self._calls.astray() if self.error is None else None
+        try:
+            found = self._calls.astray() if self.error is None else None
+        except PeerError as error:
+            self.fail(error)
+            return
         if found is not None:
             _, called = found
             others = tuple(rank for rank in sorted(called) if rank != self.rank)

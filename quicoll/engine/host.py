@@ -144,6 +144,7 @@ class HostHere(Protocol):
         """Make what this rank brings to a meeting of so many ranks; `loop` is its engine's.
 
         Raises:
-            OSError: There is no memory for it, or the system has none of this kind.
+            OSError: There is no memory for it, or was none for a room of what was brought before, or the system has
+                none of this kind.
         """
         ...

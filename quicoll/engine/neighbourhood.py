@@ -6,13 +6,13 @@ and a small one mostly ends there: in the same moment, where all others have cal
 last of the others wakes the caller, who sleeps in front, in a thread or in his event loop. Of a large one all ranks
 agree in the same way; then the engine carries its payloads through the rings, on its thread.
 
-    begun       the call has its number and waits for a slot, or is in one; it is in `_calls`. Whoever publishes last
-                wakes the engine (BACK), which takes it further
+    begun       the call has its number and waits for a slot, or is in one; it is in `_calls`. Whoever of its group
+                publishes last wakes the engine (BACK), which takes it further
     attended    its caller looks, or sleeps, and is woken in the engine's place (FRONT)
     adopted     its caller has not seen it end within two ticks of the engine, or it waits for a slot: the engine is
                 woken as well, and takes it further
-    carried     all have called, and the payloads do not all fit into slots: it is in `_larges` as well, in the order of
-                the calls, of which the engine carries the first
+    carried     all have called, and the payloads do not all fit into slots: it is in its row's `larges` as well, in the
+                order of the calls, of which the engine carries the first
     over        taken out of `_calls`, once, under the lock, by whoever ends it: with its result by the thread that has
                 taken it, or the engine that has carried it; with an error by the engine. Then its future is settled
 
@@ -21,10 +21,12 @@ stands in `_taken` until it has been settled, and the engine, which no signal in
 where the steps themselves were interrupted the view ends, because nobody knows what is half done. The call that was
 being made is cancelled by its caller, which ends the view as well.
 
-The order of the calls. All calls of the group of all ranks have their numbers from here (`number`), whichever way they
-go. A call here carries its number in its slot, one over QUIC in its announcement. Where two ranks call different
-things that both go through memory, the slots differ. Where one calls what does and another what does not, that one
-announces a number which was taken here: the engine sees so within a tick, and the view ends by a Mismatch.
+The order of the calls. Each group whose ranks are all here has a row (rows.py), and all its calls have their numbers
+from there, whichever way they go. A call here carries its number in its slot, one over QUIC in its announcement. Where
+two ranks call different things that both go through memory, the slots differ. Where one calls what does and another
+what does not, that one announces a number which was taken here: the engine sees so within a tick, and the view ends by
+a Mismatch. Rows are taken further apart from each other, and large calls of several rows in turn: what one waits for
+may be what a peer calls in another.
 
 Late calls. Nobody sees the moment in which another one calls; but who waits for longer than two ticks looks at each
 who is there, and tells when all are (`Overseer.near_called`). So a rank that is late by a few ticks is known to those
@@ -50,96 +52,32 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol
 
-from quicoll.engine.late_stacks import ahead
 from quicoll.engine.looking import LOOK_NS, QUESTION_NS, Looks
+from quicoll.engine.rows import CallRow, Large
 from quicoll.errors import LocalError
-from quicoll.local.large import carry
 from quicoll.local.layout import BACK, CONSUMED, FRONT, PUBLISHED, ROOM, STAGE, WAKE
-from quicoll.local.small import SmallCall, SmallCalls
+from quicoll.local.rooms import Rooms, open_rooms
+from quicoll.local.small import under_way
 from quicoll.observability.flight import ENDED, UnderWay
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Callable, Sequence
 
     from quicoll.engine.host import MetHost
-    from quicoll.local.layout import HostMemory
-    from quicoll.local.passages import Passage
-    from quicoll.observability.flight import CalledEntry, ViewRecorder
+    from quicoll.engine.rows import NearCall
+    from quicoll.local.small import SmallCall
+    from quicoll.observability.flight import ViewRecorder
 
-__all__ = ["GROUP", "TICK_S", "NearCall", "Neighbourhood", "Overseer", "Settle"]
+__all__ = ["GROUP", "TICK_S", "Neighbourhood", "Overseer"]
 
-GROUP: Final = 0  # the id of the group of all ranks, whose calls these are (quicoll.collectives.subgroups)
+GROUP: Final = 0  # the id of the group of all ranks (quicoll.collectives.subgroups)
 TICK_S = 0.02
 _AWAIT_S = 1.0  # of a thread that sleeps here; then it waits as for all calls, and the engine goes on for it
 _TURN_NS = 1_000_000  # of the engine's thread for large calls, until its other work has its turn
 _GONE_S = 0.1  # after a process's end, until its link is ended: what it had said before it ended is taken in by then
-
-
-class NearCall:
-    """A call under way.
-
-    name: for people, as "all_reduce#3". settle: called once, by any thread. deadline: of the clock of the engine's
-    loop. timeout: in seconds, for the error. step: the open one. ticks: of the engine since it was begun. attended: its
-    caller looks for its end, or sleeps until then. arrived_ns: by rank, at which tick it was first seen to have called;
-    None where no tick has come. ending: waits for why the view is over, once it has failed. entry: for the flight
-    recorder, where there is one. due: when who has not called is asked where it is.
-    """
-
-    __slots__ = (
-        "_near",
-        "arrived_ns",
-        "attended",
-        "deadline",
-        "due",
-        "ending",
-        "entry",
-        "name",
-        "settle",
-        "small",
-        "step",
-        "ticks",
-        "timeout",
-    )
-
-    def __init__(
-        self,
-        near: Neighbourhood,
-        small: SmallCall,
-        name: str,
-        *,
-        timeout: float,
-        step: int | None,
-    ) -> None:
-        self._near = near
-        self.small = small
-        self.name = name
-        self.settle: Settle = _nobody
-        self.deadline = near.now() + timeout
-        self.due = self.deadline - ahead(timeout)
-        self.timeout = timeout
-        self.step = step
-        self.ticks = 0
-        self.attended = False
-        self.arrived_ns: dict[int, int] | None = None
-        self.ending: asyncio.Task[None] | None = None
-        self.entry: CalledEntry | None = None
-
-    def cancel(self) -> None:
-        """Nobody waits for it any more, which ends the view. On the engine's thread; nothing where it is over."""
-        self._near.cancel(self)
-
-
-Settle: TypeAlias = "Callable[[int | None, BaseException | None, bool], None]"
-"""Ends the wait for a call, with its number or with its error, and whether this is a loop that calls: no task of its
-is in the middle of something."""
-
-
-def _nobody(number: int | None, error: BaseException | None, idle: bool) -> None:
-    raise AssertionError("a call has begun for which nobody waits")
 
 
 class Overseer(Protocol):
@@ -162,7 +100,7 @@ class Overseer(Protocol):
         ...
 
     def near_late(self, call: NearCall, present: Sequence[int]) -> None:
-        """A call has not ended by its deadline. present: the ranks that have called as much as this one."""
+        """A call has not ended by its deadline. present: the ranks of the view that have called as much as this one."""
         ...
 
     def near_due(self, call: NearCall, present: Sequence[int]) -> None:
@@ -177,7 +115,7 @@ class Overseer(Protocol):
 class Neighbourhood:
     """See the module's head. Made on the engine's thread; `attach` makes it work.
 
-    whole: calls may begin. rank, world: of the view.
+    whole: calls may begin. rank, world: of the view. row: of the group of all ranks.
     """
 
     def __init__(self, met: MetHost, *, loop: asyncio.AbstractEventLoop) -> None:
@@ -194,19 +132,20 @@ class Neighbourhood:
         self._memory = memory
         self._large_memory = met.memory_for_large
         self._wakes = met.wakes
-        self._small = SmallCalls(memory)
-        self._peers = [rank for rank in range(self.world) if rank != self.rank]
+        self._rooms = Rooms(memory)
+        everyone = range(self.world)
+        self.row = CallRow(GROUP, everyone, everyone, self.rank, memory, met.memory_for_large)
+        self._rows: dict[int, CallRow] = {GROUP: self.row}
+        self._at_work: dict[int, CallRow] = {}  # those of them that have calls under way
         self._loop = loop
         self._lock = threading.Lock()
-        self._numbers = 0
-        self._calls: dict[int, NearCall] = {}
-        self._taken: dict[int, NearCall] = {}  # out of `_calls`, and not known to be settled
+        self._calls: dict[tuple[int, int], NearCall] = {}  # by group and number
+        self._taken: dict[tuple[int, int], NearCall] = {}  # out of `_calls`, and not known to be settled
         self._broken = False  # a call has failed, and the engine is to be told, or was
         self._front = False  # somebody sleeps in front
         self._large_waits = False  # the engine is to be woken for large ones
         self._bits = 0  # what stands in WAKE
-        self._larges: deque[_Large] = deque()  # all have agreed on these
-        self._stage = 0  # at which the next large call begins
+        self._carrying: dict[int, CallRow] = {}  # rows with large calls; the one carried last is the last
         self._turning = False  # the engine's loop will go on with large ones
         self._overseer: Overseer | None = None
         self._flight: ViewRecorder | None = None
@@ -242,12 +181,14 @@ class Neighbourhood:
             self.whole = False
             left = list(self._calls.values())
             self._calls.clear()
+            self._at_work.clear()
             self._wakes.close()
         for timer in (self._timer, *self._gone.values()):
             if timer is not None:
                 timer.cancel()
-        for large in list(self._larges):
-            large.close()
+        for row in list(self._carrying.values()):
+            for large in list(row.larges):
+                large.close()
         return left
 
     def _on_ended(self, on_gone: Callable[[int], None], rank: int) -> None:
@@ -277,9 +218,9 @@ class Neighbourhood:
                     self._note(call, now)
                 if call.due <= now and self._overseer.asks:
                     call.due = call.deadline + 1
-                    due.append((call, self._small.present(call.small)))
+                    due.append((call, call.row.present(call.small)))
                 if late is None and call.deadline <= now:
-                    late, present = call, self._small.present(call.small)
+                    late, present = call, call.row.present(call.small)
             self._tell_wakes()
         for call, here in due:
             self._overseer.near_due(call, here)
@@ -291,7 +232,7 @@ class Neighbourhood:
     def _note(self, call: NearCall, now: float) -> None:
         """Note who has called by now. Under the lock."""
         arrived_ns = call.arrived_ns = call.arrived_ns or {}
-        for rank in self._small.present(call.small):
+        for rank in call.row.present(call.small):
             arrived_ns.setdefault(rank, round(now * 1e9))
 
     def _called(self, call: NearCall) -> None:
@@ -301,35 +242,58 @@ class Neighbourhood:
 
     # -- the order of the calls ----------------------------------------------------------------------------------
 
-    @property
-    def numbers(self) -> int:
-        """How many calls of the group of all ranks have a number."""
-        return self._numbers
+    def row_of(self, group: int, ranks: Sequence[int]) -> CallRow:
+        """Return the row of a group. Whoever issues calls holds a lock of his own.
 
-    def take_number(self) -> int:
-        """Take the number of a call that goes over QUIC. Whoever issues holds a lock of his own."""
-        number = self._numbers
-        self._numbers = number + 1
-        return number
+        Args:
+            group: The id.
+            ranks: Its ranks in the view, by number in the group; this one among them.
+        """
+        row = self._rows.get(group)
+        if row is None:
+            number = ranks.index(self.rank)
+            row = CallRow(group, ranks, ranks, number, self._memory, self._large_memory, self._rooms)
+            self._rows[group] = row
+        return row
 
-    def return_number(self) -> None:
-        """Give the last number back: what it was for was refused, and nobody has heard of it."""
-        self._numbers -= 1
+    def numbers(self, group: int) -> int:
+        """Return how many calls of a group have a number here."""
+        row = self._rows.get(group)
+        return 0 if row is None else row.numbers
+
+    def members(self, group: int) -> tuple[int, ...]:
+        """Return the ranks of a group that has a row here, by their number in it."""
+        return self._rows[group].ranks
 
     @property
     def running(self) -> int:
         """How many calls are under way here."""
         return len(self._calls)
 
-    def under_way(self, number: int) -> SmallCall | None:
+    def under_way(self, group: int, number: int) -> SmallCall | None:
         """Return the call of this number here, None where it is over, or there was none."""
-        call = self._calls.get(number)
+        call = self._calls.get((group, number))
         return None if call is None else call.small
 
-    def called_by(self, rank: int) -> list[int]:
-        """Return the numbers of the calls under way here which a rank has called as well."""
+    def called_by(self, rank: int) -> list[tuple[int, int]]:
+        """Return the group and number of the calls under way here which a rank has called as well, or has no part
+        in."""
         with self._lock:
-            return [number for number, call in self._calls.items() if rank in self._small.present(call.small)]
+            return [
+                key
+                for key, call in self._calls.items()
+                if rank not in call.row.ranks or rank in call.row.present(call.small)
+            ]
+
+    def pending(self, rank: int) -> str:
+        """Return what a rank has under way here in a group of which this rank has nothing under way; "" for nothing."""
+        with self._lock:
+            if not self.whole:
+                return ""
+            for group, at in [(GROUP, 0), *open_rooms(self._memory, rank)]:
+                if group not in self._at_work and (text := under_way(self._memory, rank, at)):
+                    return text
+        return ""
 
     def waited_for(self) -> list[UnderWay]:
         """Return the calls under way here, and whose call of each is not there. On the engine's thread."""
@@ -340,7 +304,7 @@ class Neighbourhood:
                     call.small.signature,
                     call.step,
                     call.deadline - call.timeout,
-                    dict.fromkeys((rank for rank in self._peers if rank not in self._small.present(call.small)), ""),
+                    dict.fromkeys(call.row.missing(call.small), ""),
                 )
                 for call in self._calls.values()
                 if self.whole and call.small.passage is None
@@ -360,8 +324,11 @@ class Neighbourhood:
             if self._flight is not None:
                 at = call.deadline - call.timeout
                 call.entry = self._flight.called(call.name, call.small.signature, call.step, "memory", at)
-            self._calls[call.small.number] = call
-            self._small.add(call.small)
+            row = call.row
+            self._calls[row.group, call.small.number] = call
+            self._at_work[row.group] = row
+            row.under_way += 1
+            row.small.add(call.small)
             self._advance()
             if self._calls or self._bits:
                 self._tell_wakes()
@@ -473,75 +440,87 @@ class Neighbourhood:
 
     def _advance(self) -> None:
         """Take the calls as far as they go, and wake who waits for that. Under the lock; `_settle` follows."""
-        while self._advanced():
-            pass
+        for row in list(self._at_work.values()):
+            while self._advanced(row):
+                pass
 
-    def _advanced(self) -> bool:
-        """Look once how far the calls go. Return whether to look again: this rank was the last to publish, and what the
-        others had published was perhaps seen behind the fence only."""
-        small = self._small
+    def _advanced(self, row: CallRow) -> bool:
+        """Look once how far the calls of a row go. Return whether to look again: this rank was the last to publish, and
+        what the others had published was perhaps seen behind the fence only."""
+        small, group = row.small, row.group
         published, consumed = small.published, small.consumed
         last = False
         try:
-            for each in small.advance():
-                call = self._calls.get(each.number)
+            for each in row.advance():
+                call = self._calls.get((group, each.number))
                 if call is None:  # it was cancelled
                     continue
                 if call.arrived_ns is not None:
                     self._note(call, self.now())
                     self._on_engine(self._called, call)
                 if each.passage is None:
-                    self._taken[each.number] = call
-                    del self._calls[each.number]
+                    self._taken[group, each.number] = call
+                    self._leave(call)
                 else:
                     call.attended = False
-                    self._larges.append(_Large(call, each.passage))
+                    row.larges.append(Large(call, each.passage))
+                    self._carrying[group] = row
                     if not self._turning:
                         self._turning = True
                         self._on_engine(self._next_turn)
         except Exception as error:
-            self._fail_soon(error)
+            self._fail_soon(error, row)
         except BaseException as raised:  # of a signal handler, in the middle of anything
             whole = [call for call in self._calls.values() if call.small.done and call.small.passage is None]
             for call in whole:
-                self._taken[call.small.number] = call
-                self._calls.pop(call.small.number)
+                self._taken[call.row.group, call.small.number] = call
+                self._leave(call)
             text = f"{type(raised).__name__} of a signal handler came in the middle of it"
-            self._fail_soon(LocalError(text, usable=False))
+            self._fail_soon(LocalError(text, usable=False), row)
             raise
         finally:
             if small.published != published:
-                last = self._wake(PUBLISHED, published)
+                last = self._wake(row, PUBLISHED, published)
             if small.consumed != consumed:
-                self._wake(CONSUMED, consumed)
+                self._wake(row, CONSUMED, consumed)
         return last and small.consumed < small.published and not self._broken
+
+    def _leave(self, call: NearCall) -> bool:
+        """Take a call out of those under way; return whether it was one. Under the lock."""
+        row = call.row
+        if self._calls.pop((row.group, call.small.number), None) is None:
+            return False
+        row.under_way -= 1
+        if not row.under_way:
+            self._at_work.pop(row.group, None)
+        return True
 
     def _settle(self, *, idle: bool = False) -> None:
         """Settle what has been taken; without the lock. idle: as `Settle` has it. Of two threads the first one does."""
         while self._taken:
-            for number, call in list(self._taken.items()):
+            for key, call in list(self._taken.items()):
                 if call.entry is not None:
                     call.entry[ENDED] = self.now()
                 call.settle(call.small.number, None, idle)
-                self._taken.pop(number, None)
+                self._taken.pop(key, None)
 
-    def _fail_soon(self, error: Exception) -> None:
+    def _fail_soon(self, error: Exception, row: CallRow) -> None:
         if not self._broken:
             self._broken = True
-            self._on_engine(self._failed, error)
+            self._on_engine(self._failed, error, row)
 
     def _on_engine(self, what: Callable[..., None], *args: object) -> None:
         with contextlib.suppress(RuntimeError):  # the engine's loop is closed: all calls have ended
             self._loop.call_soon_threadsafe(what, *args)
 
-    def _failed(self, error: Exception) -> None:
+    def _failed(self, error: Exception, row: CallRow) -> None:
         self._settle()
         if self.whole and self._overseer is not None:
-            first = next((call for call in self._calls.values() if not call.small.done), None)
+            first = next((call for call in self._calls.values() if call.row is row and not call.small.done), None)
             self._overseer.near_failed(first, error)
 
-    def _wake(self, word: int, before: int) -> bool:
-        """A word of ours has grown from `before`: wake who sleeps, if it was the last one that was waited for.
+    def _wake(self, row: CallRow, word: int, before: int) -> bool:
+        """A word of ours in a row has grown from `before`: wake who sleeps, if it was the last one that was waited for.
 
         Return whether it was.
 
@@ -551,10 +530,10 @@ class Neighbourhood:
         memory = self._memory
         memory.fence()
         if word != CONSUMED:
-            for rank in self._peers:
-                if memory.load(rank, word) <= before:
+            for rank in row.others:
+                if row.load(rank, word) <= before:
                     return False
-        for rank in self._peers:
+        for rank in row.peers:
             bits = memory.load(rank, WAKE)
             if word == CONSUMED and not bits & ROOM:
                 continue
@@ -572,8 +551,9 @@ class Neighbourhood:
                 bits |= BACK
         if self._large_waits:
             bits |= BACK
-        if self._small.waiting:
-            bits |= ROOM | BACK
+        for row in self._at_work.values():
+            if row.small.waiting:
+                bits |= ROOM | BACK
         if bits != self._bits:
             self._bits = bits
             self._memory.store(WAKE, bits)
@@ -591,8 +571,8 @@ class Neighbourhood:
     def take_out(self, call: NearCall) -> bool:
         """Take a call out, which is over, and with it the view; return whether it was not before."""
         with self._lock:
-            found = self._calls.pop(call.small.number, None) is not None
-        for large in self._larges:
+            found = self._leave(call)
+        for large in call.row.larges:
             if large.call is call:
                 large.close()
         return found
@@ -609,15 +589,13 @@ class Neighbourhood:
         self._turn()
 
     def _turn(self) -> None:
-        """Take large calls as far as they go, for some milliseconds at most."""
-        if not self._larges or not self.whole:
+        """Take large calls as far as they go, for some milliseconds at most; the rows that have any in turn."""
+        if not self._carrying or not self.whole:
             return
         until = self._wakes.now_ns() + _TURN_NS
-        memory = self._large_memory
-        while self._larges and self.whole:
-            large = self._larges[0]
-            before = memory.load(self.rank, STAGE)  # of ours, which nobody else writes
-            if large.needs and not self._reached(large.needs):
+        while self._carrying and self.whole:
+            row = next((row for row in list(self._carrying.values()) if row.reached(row.larges[0].needs)), None)
+            if row is None:
                 if self._large_waits:
                     return
                 with self._lock:
@@ -628,56 +606,35 @@ class Neighbourhood:
                 with self._lock:
                     self._large_waits = False
                     self._tell_wakes()
-            try:
-                end = large.go_on(memory, self._stage)
-            except Exception as error:
-                self._larges.clear()  # none of them goes on, whatever becomes of the view
-                if self._overseer is not None:
-                    self._overseer.near_failed(large.call, error)
+            if not self._carry(row):
                 return
-            if memory.load(self.rank, STAGE) != before:
-                with self._lock:
-                    self._wake(STAGE, before)
-            if end is not None:
-                self._stage = end
-                self._larges.popleft()
-                with self._lock:
-                    found = self._calls.pop(large.call.small.number, None)
-                if found is not None:
-                    if found.entry is not None:
-                        found.entry[ENDED] = self.now()
-                    found.settle(found.small.number, None, False)
             if self._wakes.now_ns() > until:
                 self._turn_soon()
                 return
 
-    def _reached(self, stage: int) -> bool:
-        return all(self._large_memory.load(rank, STAGE) >= stage for rank in self._peers)
-
-
-class _Large:
-    """A large call that all have agreed on. needs: the stage that all have to have reached before it goes on."""
-
-    def __init__(self, call: NearCall, passage: Passage) -> None:
-        self.call = call
-        self._passage = passage
-        self._run: Generator[int, None, int] | None = None
-        self.needs = 0
-
-    def close(self) -> None:
-        """Read no input and write no output from here on."""
-        if self._run is not None:
-            self._run.close()
-
-    def go_on(self, memory: HostMemory, base: int) -> int | None:
-        """Go on to the next stage that has to be waited for. Return the last one's number at the end.
-
-        Raises what the call fails by.
-        """
-        if self._run is None:
-            self._run = carry(memory, base, self._passage)
+    def _carry(self, row: CallRow) -> bool:
+        """Take a row's first large call to the next stage that has to be waited for. Return whether it goes on."""
+        large, memory = row.larges[0], row.memory
+        before = memory.load(row.rank, STAGE)  # of ours, which nobody else writes
         try:
-            self.needs = next(self._run)
-        except StopIteration as stop:
-            return int(stop.value)
-        return None
+            end = large.go_on(row)
+        except Exception as error:
+            self._carrying.clear()  # none of them goes on, whatever becomes of the view
+            if self._overseer is not None:
+                self._overseer.near_failed(large.call, error)
+            return False
+        if memory.load(row.rank, STAGE) != before:
+            with self._lock:
+                self._wake(row, STAGE, before)
+        with self._lock:
+            if end is not None:
+                row.end_large(end)
+            self._carrying.pop(row.group, None)
+            if row.larges:
+                self._carrying[row.group] = row
+            found = end is not None and self._leave(large.call)
+        if found:
+            if large.call.entry is not None:
+                large.call.entry[ENDED] = self.now()
+            large.call.settle(large.call.small.number, None, False)
+        return True

@@ -40,10 +40,12 @@ __all__ = ["ThisHost"]
 
 
 class ThisHost:
-    """The host of this process: `quicoll.engine.host.HostHere`."""
+    """The host of this process: `quicoll.engine.host.HostHere`. short: what was raised where there was no memory for a
+    room; from then on none is shared, or each view would end by the same."""
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.short: OSError | None = None
 
     @classmethod
     def here(cls) -> ThisHost | None:
@@ -57,20 +59,28 @@ class ThisHost:
         return 1 < view.world_size <= MAX_WORLD and hosts[0] != "" and all(host == hosts[0] for host in hosts)
 
     def bring(self, world: int, loop: asyncio.AbstractEventLoop) -> _Own:
-        return _Own(SegmentLayout(world), loop)
+        if self.short is not None:
+            raise self.short
+        return _Own(SegmentLayout(world), loop, self._fall_short)
+
+    def _fall_short(self, error: OSError) -> None:
+        self.short = error
 
 
 class _Own:
     """What this rank brings: its socket, its segment, its eventfds."""
 
-    def __init__(self, layout: SegmentLayout, loop: asyncio.AbstractEventLoop) -> None:
-        """Make it. Raises OSError, and leaves nothing behind."""
+    def __init__(
+        self, layout: SegmentLayout, loop: asyncio.AbstractEventLoop, on_short: Callable[[OSError], None]
+    ) -> None:
+        """Make it; `on_short` is called where there is no memory for a room later. Raises OSError, and leaves nothing
+        behind."""
         self._layout = layout
         self._loop = loop
         with contextlib.ExitStack() as made:
             self._server, self.name = listen()
             made.callback(self._server.close)
-            self._segment, self._descriptor = Segment.make(layout.size)
+            self._segment, self._descriptor = Segment.make(layout, on_short)
             made.callback(os.close, self._descriptor)
             self._wakes: tuple[int, ...] = ()
             made.callback(lambda: _close(self._wakes))
@@ -128,7 +138,7 @@ class _Own:
         threading.Thread(target=run, name="quicoll-meeting", daemon=True).start()
         met = await future
         try:
-            peers = {each: Segment.received(met[each].segment, self._layout.size) for each in met}
+            peers = {each: Segment.received(met[each].segment, self._layout) for each in met}
         except BaseException:
             for each in met.values():
                 each.close()

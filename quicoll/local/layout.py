@@ -8,10 +8,12 @@ has one writer, there is no lock that a dead rank could hold, and whatever a ran
                CONSUMED    calls that have been taken from all slots, after which these may be written again
                STAGE       stages of large calls that are done (large.py)
                WAKE        which of this rank's sleepers are to be woken when a word that they wait for grows
+               ROOMS       rooms that have ever been in use, and then for each whose it is and its turn (rooms.py)
     sums       checksums of what stands in the rings
     slots      SLOTS calls: head, text of the call, counts, payload where it is small
     inputs     RING chunks of a large call: what the others reduce or copy
     results    RING shares of chunks: what the others copy out
+    rooms      MAX_ROOMS times the same again, for sub-groups: words, sums, slots, inputs, results (rooms.py)
 
 Which ranks share a host, and that all of them have each other's segments, is settled before a view is installed
 (meeting.py, quicoll.engine.neighbours): with the first operation all of them use their memory or none does.
@@ -33,7 +35,8 @@ Failure cases, for all of it:
                                  not trusted; payloads are copied, and what was copied is checked. It can spoil a
                                  result no more than by calling with other numbers, which is its right
     a segment cut short          sealed against that, or refused (memory.py); so no read can end in SIGBUS
-    no memory                    is asked for before it is used: then there is no segment, and the reason is told
+    no memory                    is asked for before it is used: then there is no segment, and the reason is told; that
+                                 of a room when it is first used: then the call fails, and the view ends
     a child of a fork            does not join in: each call looks at the process's id before it touches anything
     the end of the view          calls end with its error. The memory has no name: it goes with its last process
 """
@@ -50,12 +53,16 @@ __all__ = [
     "BACK",
     "CHUNK",
     "CONSUMED",
+    "ENDED",
     "FRONT",
     "MAX_ITEM",
+    "MAX_ROOMS",
     "MAX_WORLD",
+    "OWNERS",
     "PUBLISHED",
     "RING",
     "ROOM",
+    "ROOMS",
     "SLOTS",
     "SMALL_BYTES",
     "STAGE",
@@ -69,12 +76,16 @@ PUBLISHED: Final = 8  # the numbers of words are those of 8 bytes: 8 of them are
 CONSUMED: Final = 16
 STAGE: Final = 24
 WAKE: Final = 32
+ENDED: Final = 40  # of a room alone: large calls that have ended
+ROOMS: Final = 48
+OWNERS: Final = 64  # two words for each room: its group, its turn
 
 FRONT: Final = 1  # bits of WAKE: a caller sleeps
 BACK: Final = 2  # the engine is to go on
 ROOM: Final = 4  # with CONSUMED as well, because a call waits for a slot
 
 MAX_WORLD: Final = 64  # ranks of one host
+MAX_ROOMS: Final = 192  # sub-groups that a rank has calls of under way at a time; of these words a page is full
 SLOTS: Final = 16  # calls that a rank may be ahead
 SMALL_BYTES: Final = 64 << 10  # of a rank's share in a small call
 TEXT_BYTES: Final = 4096 - 64  # of the call's text, which is for people; its digest decides
@@ -92,11 +103,12 @@ _SLOT = 64 + TEXT_BYTES + 8 * MAX_WORLD + SMALL_BYTES
 class SegmentLayout:
     """Where things stand in the segments of a view; equal for all of its ranks.
 
-    world: ranks. chunk: bytes of a chunk of a large call.
+    world: ranks. chunk: bytes of a chunk of a large call. rooms: that there are for sub-groups.
     """
 
     world: int
     chunk: int = CHUNK
+    rooms: int = MAX_ROOMS
 
     @property
     def slots_at(self) -> int:
@@ -138,9 +150,27 @@ class SegmentLayout:
         return _SUMS_AT + 8 * (RING * self.world + chunk % RING)
 
     @property
+    def base(self) -> int:
+        """Bytes of a segment without its rooms: what is for all ranks."""
+        return self.input(0) + RING * (self.chunk + self.share)
+
+    @property
+    def rings_at(self) -> int:
+        """Where the rings begin."""
+        return self.input(0)
+
+    def of_group(self, world: int) -> SegmentLayout:
+        """Return where things stand in a room of a group of so many ranks, counted from its beginning."""
+        return SegmentLayout(world, self.chunk, 0)
+
+    def room(self, number: int) -> int:
+        """Return where a room begins. Each is large enough for a group of two, whose ranks' shares are the largest."""
+        return self.base + number * self.of_group(2).base
+
+    @property
     def size(self) -> int:
         """Bytes of a segment."""
-        return self.input(0) + RING * (self.chunk + self.share)
+        return self.room(self.rooms)
 
 
 class HostMemory(Protocol):
@@ -174,4 +204,12 @@ class HostMemory(Protocol):
 
     def view(self, rank: int, at: int, size: int) -> Array:
         """Return bytes of a rank where they stand, which others may change at any time."""
+        ...
+
+    def make(self, at: int, size: int) -> None:
+        """See that there is memory for bytes of this rank's rooms, before they are first written.
+
+        Raises:
+            OSError: There is none.
+        """
         ...

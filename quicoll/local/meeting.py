@@ -5,8 +5,8 @@ abstract Unix socket, and a secret that it has made for this view and this peer 
 socket:
 
     dialled     the higher rank dials the lower one; the kernel says that the same user is there (SO_PEERCRED); it says
-                which rank it is
-    proved      each side shows that it has both secrets, bound to the view and to who shows it
+                which rank it is, and shows that it has both secrets, bound to the view and to who shows it
+    proved      the lower rank, which has listened to nobody until he had said something, shows the same
     exchanged   descriptors go across: segment and two eventfds; and the kernel's pidfd of the process at the other end
 
 Only then is a peer's segment mapped. A rank has met when it has exchanged with all others. Anything else is a failure
@@ -17,10 +17,11 @@ and is sent the answer, or thrown the OSError. `meet_all` answers by sockets, on
 answers on a virtual clock; and tests end a rank at each of the steps. Nobody waits for each other in a circle: a rank
 dials those below it in their order, and answers only then, so the lowest one that is left always answers.
 
-Failure cases: a stranger dials (another user, or without the secrets), and hangs up when it likes: shut out, the
-meeting goes on; one of the same user that says nothing costs the meeting, and can do worse elsewhere. A peer says
-nothing, is killed, or sends what is no descriptor: the meeting fails at its deadline at the latest, and what came is
-given back by who answers the steps. It ends by that deadline.
+Failure cases: a stranger dials (another user, or without the secrets), says nothing, or what it likes, and hangs up
+when it likes: shut out, and nobody waits for it, because a line is answered only when something has come, and gone on
+with only where that was a proof. Of lines on which nothing has come at most MOST_SILENT are kept, the last ones. A peer
+says nothing more, is killed, or sends what is no descriptor: the meeting fails at its deadline at the latest, and what
+came is given back by who answers the steps. It ends by that deadline.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+import select
 import socket
 import struct
 import time
@@ -38,6 +40,7 @@ from typing import Any, TypeAlias
 
 __all__ = [
     "MEET_S",
+    "MOST_SILENT",
     "SECRET_BYTES",
     "Admit",
     "Dial",
@@ -60,11 +63,13 @@ __all__ = [
 
 MEET_S = 1.0
 SECRET_BYTES = 32
+MOST_SILENT = 64
 
 _NAMED = b"\0quicoll-"  # abstract: no file, and gone with its socket
 _PEERPIDFD = 77  # SO_PEERPIDFD (Linux 6.5), which `socket` has no name for
 _GIVEN = 3  # the segment, two eventfds
-_RANK = struct.Struct("<Q")
+_FIRST = struct.Struct("<Q32s")  # of a line: the rank that dials, its proof
+_PROOF_BYTES = 32
 _CREDENTIALS = struct.Struct("iII")
 
 
@@ -107,7 +112,7 @@ class Dial:
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """Wait for who dials this rank. Answered by the line."""
+    """Wait for who dials this rank, and has said something or hung up. Answered by the line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,8 +199,10 @@ def meeting_steps(
                 raise ValueError("it names no socket of ours")
             line = yield Dial(places[peer].name)
             yield from _recognise(line)
-            yield Say(line, _RANK.pack(rank))
-            yield from _prove(line, view_id, rank, peer, places, secrets)
+            yield Say(line, _FIRST.pack(rank, _proof(secrets, places, view_id, peer, rank)))
+            shown = yield Hear(line, _PROOF_BYTES + 1)
+            if not hmac.compare_digest(shown, _proof(secrets, places, view_id, peer, peer)):
+                raise _Stranger("it has not shown that it knows the secrets")
             found[peer] = yield from _exchange(line)
             yield HangUp(line)
         while len(found) < len(places):
@@ -204,16 +211,16 @@ def meeting_steps(
             proved = False
             try:
                 yield from _recognise(line)
-                said = yield Hear(line, _RANK.size + 1)
-                peer = _RANK.unpack(said)[0] if len(said) == _RANK.size else rank
+                said = yield Hear(line, _FIRST.size + 1)
+                peer, shown = _FIRST.unpack(said) if len(said) == _FIRST.size else (rank, b"")
                 if peer > rank and peer in places and peer not in found:
-                    yield from _prove(line, view_id, rank, peer, places, secrets)
-                    proved = True
+                    proved = hmac.compare_digest(shown, _proof(secrets, places, view_id, peer, peer))
             except TimeoutError:
                 raise
-            except (OSError, _Stranger):  # who hangs up before that is nobody, whichever rank it says it is
+            except (OSError, _Stranger):  # who hangs up before that is nobody
                 pass
             if proved:
+                yield Say(line, _proof(secrets, places, view_id, peer, rank))
                 found[peer] = yield from _exchange(line)
             yield HangUp(line)
     except (OSError, ValueError, _Stranger) as error:
@@ -225,20 +232,6 @@ def _recognise(line: Any) -> Generator[MeetingStep, Any, None]:
     """Before anything is awaited of it, or told to it."""
     if not (yield Recognise(line)):
         raise _Stranger("another user is at its socket")
-
-
-def _prove(
-    line: Any,
-    view_id: int,
-    rank: int,
-    peer: int,
-    places: Mapping[int, MeetingPlace],
-    secrets: Mapping[int, bytes],
-) -> Generator[MeetingStep, Any, None]:
-    yield Say(line, _proof(secrets, places, view_id, peer, rank))
-    shown = yield Hear(line, 64)
-    if not hmac.compare_digest(shown, _proof(secrets, places, view_id, peer, peer)):
-        raise _Stranger("it does not know the secrets")
 
 
 def _exchange(line: Any) -> Generator[MeetingStep, Any, tuple[Any, ...]]:
@@ -346,7 +339,9 @@ class _Sockets:
         self._server = server
         self._descriptors = list(descriptors)
         self._until = time.monotonic() + within
+        server.setblocking(False)
         self._lines: dict[socket.socket, None] = {}
+        self._silent: dict[int, socket.socket] = {}  # who has dialled and said nothing, by descriptor, in their order
 
     def answer(self, step: MeetingStep) -> Any:
         """Do what is asked. Raises OSError, TimeoutError where the time is up."""
@@ -361,10 +356,7 @@ class _Sockets:
                 line.connect(step.name)
                 return line
             case Admit():
-                self._server.settimeout(left)
-                line, _ = self._server.accept()
-                self._lines[line] = None
-                return line
+                return self._admitted()
             case HangUp():
                 del self._lines[step.line]
                 step.line.close()
@@ -388,6 +380,27 @@ class _Sockets:
                 _, taken, _, _ = socket.recv_fds(step.line, 1, _GIVEN + 1, socket.MSG_CMSG_CLOEXEC)
                 self.taken += taken
                 return taken
+
+    def _admitted(self) -> socket.socket:
+        poll = select.poll()
+        for line in (self._server, *self._silent.values()):
+            poll.register(line, select.POLLIN)
+        while (left := self._until - time.monotonic()) > 0:
+            for descriptor, _ in poll.poll(left * 1000 + 1):
+                if descriptor != self._server.fileno():  # it has said something, or hung up
+                    return self._silent.pop(descriptor)
+                try:
+                    line, _ = self._server.accept()
+                except BlockingIOError:
+                    continue
+                self._lines[line] = None
+                self._silent[line.fileno()] = line
+                poll.register(line, select.POLLIN)
+                if len(self._silent) > MOST_SILENT:
+                    poll.unregister(first := self._silent.pop(next(iter(self._silent))))
+                    del self._lines[first]
+                    first.close()
+        raise TimeoutError("not in time")
 
     def close(self) -> None:
         """Hang up all lines that are open."""

@@ -2,8 +2,9 @@
 
 Each rank makes one memfd, maps it, and seals it: F_SEAL_FUTURE_WRITE makes every later mapping read-only, F_SEAL_SHRINK
 and F_SEAL_GROW take away the SIGBUS of a file that is cut short. A memfd has no name: when the last process that has it
-is gone, so is it, also after SIGKILL. All of its pages are there from the start (posix_fallocate): where memory is
-short the making of it fails, with ENOSPC or ENOMEM, and not the first touch.
+is gone, so is it, also after SIGKILL. All of its pages but those of rooms are there from the start (posix_fallocate):
+where memory is short the making of it fails, with ENOSPC or ENOMEM, and not the first touch. The pages of a room are
+made when it is first used, in the same way: until then it is a hole, which nobody touches.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ import os
 import platform
 import sys
 import threading
+import weakref
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from quicoll.local.layout import SegmentLayout
     from quicoll.numerics.dtypes import Array
@@ -44,20 +46,26 @@ def unusable() -> str:
 class Segment:
     """One rank's segment, mapped here: writable where it is our own."""
 
-    def __init__(self, fd: int, size: int, *, writable: bool) -> None:
+    def __init__(self, fd: int, layout: SegmentLayout, *, writable: bool) -> None:
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-        self._map = mmap.mmap(fd, size, mmap.MAP_SHARED | mmap.MAP_POPULATE, protection)
+        self._map = mmap.mmap(fd, layout.size, mmap.MAP_SHARED, protection)
         whole = memoryview(self._map)
-        self.words = whole[:4096].cast("Q")
+        self.words = whole.cast("Q")
         self.data = whole
         self.array: Array = np.frombuffer(self._map, np.uint8)
+        self.array[: layout.base : mmap.PAGESIZE].max()  # MAP_POPULATE would make all of the rooms as well
+        self._descriptor = -1
+        self._on_short: Callable[[OSError], None] = lambda error: None
 
     @classmethod
-    def make(cls, size: int) -> tuple[Segment, int]:
+    def make(
+        cls, layout: SegmentLayout, on_short: Callable[[OSError], None] = lambda error: None
+    ) -> tuple[Segment, int]:
         """Make a segment of this process.
 
         Args:
-            size: Its bytes.
+            layout: What stands where in it.
+            on_short: Called where there is no memory for a room of it.
         Returns:
             The segment, and the descriptor by which others map it.
         Raises:
@@ -65,28 +73,40 @@ class Segment:
         """
         fd = os.memfd_create("quicoll", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            os.posix_fallocate(fd, 0, size)
-            made = cls(fd, size, writable=True)
+            os.ftruncate(fd, layout.size)
+            os.posix_fallocate(fd, 0, layout.base)
+            made = cls(fd, layout, writable=True)
             fcntl.fcntl(fd, _ADD_SEALS, _SEALS)
+            made._on_short = on_short
+            made._descriptor = os.dup(fd)
+            weakref.finalize(made, os.close, made._descriptor)
         except BaseException:
             os.close(fd)
             raise
         return made, fd
 
     @classmethod
-    def received(cls, fd: int, size: int) -> Segment:
+    def received(cls, fd: int, layout: SegmentLayout) -> Segment:
         """Map a segment that another rank has made.
 
         Args:
             fd: Its descriptor.
-            size: The bytes that it has to have.
+            layout: What has to stand where in it.
         Raises:
             ValueError: No rank of ours would send this.
             OSError: It cannot be mapped.
         """
-        if fcntl.fcntl(fd, _GET_SEALS) & _SEALS != _SEALS or os.fstat(fd).st_size != size:
+        if fcntl.fcntl(fd, _GET_SEALS) & _SEALS != _SEALS or os.fstat(fd).st_size != layout.size:
             raise ValueError("a segment that is not sealed, or of another size")
-        return cls(fd, size, writable=False)
+        return cls(fd, layout, writable=False)
+
+    def allocate(self, at: int, size: int) -> None:
+        """See that there are pages, in a segment of this process. Raises OSError."""
+        try:
+            os.posix_fallocate(self._descriptor, at, size)
+        except OSError as error:
+            self._on_short(error)
+            raise
 
 
 class SharedMemory:
@@ -102,6 +122,7 @@ class SharedMemory:
         self._words = [segment.words for segment in segments]
         self._data = [segment.data for segment in segments]
         self._arrays = [segment.array for segment in segments]
+        self._segment = own
         self._own = own.words
         self._own_data = own.data
         self._barrier = threading.Lock()
@@ -126,3 +147,6 @@ class SharedMemory:
 
     def view(self, rank: int, at: int, size: int) -> Array:
         return self._arrays[rank][at : at + size]
+
+    def make(self, at: int, size: int) -> None:
+        self._segment.allocate(at, size)

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from quicoll.local.layout import HostMemory, SegmentLayout
     from quicoll.local.passages import Passage
 
-__all__ = ["Counts", "Differing", "SmallCall", "SmallCalls", "Spoiled"]
+__all__ = ["Counts", "Differing", "SmallCall", "SmallCalls", "Spoiled", "under_way"]
 
 # place, number in the group, digest, how many counts, bytes that the rank gives, bytes of text, checksum
 _HEAD: Final = struct.Struct("<QQ16sQQQQ")
@@ -302,6 +302,23 @@ class SmallCalls:
     def _text(self, rank: int, place: int, size: int) -> str:
         at = self._slots[place % SLOTS] + self._text_at
         return self._memory.read(rank, at, min(size, TEXT_BYTES)).decode(errors="replace")
+
+
+def under_way(memory: HostMemory, rank: int, at: int = 0) -> str:
+    """Return the text of the first call that a rank has published and not taken; "" where there is none.
+
+    Args:
+        memory: The ranks'.
+        rank: Whose call.
+        at: Where the part of its segment begins that it uses for that group.
+    """
+    taken = memory.load(rank, at // 8 + CONSUMED)
+    if memory.load(rank, at // 8 + PUBLISHED) <= taken:
+        return ""
+    slot = at + memory.layout.slot(taken % SLOTS)
+    size = _HEAD.unpack(memory.read(rank, slot, _HEAD.size))[5]
+    text_at = slot + memory.layout.text(0) - memory.layout.slot(0)
+    return memory.read(rank, text_at, min(size, TEXT_BYTES)).decode(errors="replace")
 
 
 def _packed(counts: tuple[int, ...]) -> bytes:

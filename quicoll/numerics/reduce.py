@@ -67,6 +67,7 @@ __all__ = [
     "block_accumulator",
     "combine",
     "finish",
+    "reduce_rows",
     "reduce_tree",
     "widen",
 ]
@@ -288,6 +289,25 @@ class Operand(Protocol):
 
 OperandT = TypeVar("OperandT", bound=Operand)
 
+# Memory that calls work in and leave to later ones, by bytes: the system maps so much anew each time, which takes as
+# long as to fill it. Whoever is in the middle of a call has taken his out.
+_SPARE_SIZES = (4 * REDUCE_BLOCK, 8 * REDUCE_BLOCK)
+_MOST_SPARE = 8
+_spare: dict[int, list[Array]] = {nbytes: [] for nbytes in _SPARE_SIZES}
+
+
+def _borrow(nbytes: int) -> Array:
+    try:
+        return _spare[nbytes].pop()
+    except (KeyError, IndexError):
+        return np.empty(nbytes, np.uint8)
+
+
+def _give_back(memory: Array) -> None:
+    spare = _spare.get(memory.size)
+    if spare is not None and len(spare) < _MOST_SPARE:
+        spare.append(memory)
+
 
 def reduce_tree(
     tree: OperandT | tuple[Any, Any],
@@ -336,12 +356,14 @@ def reduce_tree(
         )
         return
     bound = _bind(tree, view, out.size)
+    borrowed: list[Array] = []
     registers: list[Array] = []
     width = min(block, out.size)
 
     def register(depth: int) -> Array:
         while len(registers) <= depth:
-            registers.append(np.empty(width, acc.storage))
+            borrowed.append(_borrow(width * acc.storage.itemsize))
+            registers.append(borrowed[-1].view(acc.storage))
         return registers[depth]
 
     def evaluate(node: Any, a: int, b: int, depth: int, target: Array | None) -> Array:
@@ -369,6 +391,42 @@ def reduce_tree(
                 _finish(op, value, leaves, dtype, piece)
             elif value is not piece:
                 np.copyto(piece, value)
+    for memory in borrowed:
+        _give_back(memory)
+
+
+def reduce_rows(rows: Array, *, op: ReduceOp, dtype: DType, acc: DType, out: Array) -> bool:
+    """Reduce the canonical tree over leaves that stand one after the other, where numpy can do it a level at a time.
+
+    Each level of that tree combines neighbours in pairs and keeps the last one of an odd number, so it is one call of
+    numpy, and of few elements the calls are what takes time.
+
+    Args:
+        rows: 2-D, a leaf in each row, of `dtype`.
+        op: What is computed.
+        dtype: The leaves' type.
+        acc: The accumulator's type.
+        out: 1-D, of `dtype`; the finished result.
+    Returns:
+        Whether it was done; nothing is, where `reduce_tree` does other than combine plain numbers.
+    Raises:
+        LocalError: This thread does not compute by IEEE 754.
+    """
+    if acc is not dtype or op not in _BY_LEVEL or dtype.kind not in _BY_LEVEL_KINDS:
+        return False
+    require_ieee()
+    combine_all, leaves = _PLAIN[op], len(rows)
+    with np.errstate(all="ignore"):
+        values = rows
+        while (many := len(values)) > 1:
+            paired = combine_all(values[: many - 1 : 2], values[1::2])
+            values = paired if many % 2 == 0 else np.concatenate((paired, values[-1:]))
+        _finish(op, values[0], leaves, dtype, out)
+    return True
+
+
+_BY_LEVEL = (ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PRODUCT)
+_BY_LEVEL_KINDS = (NumberKind.FLOAT, NumberKind.INT, NumberKind.UINT)
 
 
 @dataclass(frozen=True, slots=True)

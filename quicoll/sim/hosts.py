@@ -13,7 +13,7 @@ neighbours, neighbourhood, the steps of a meeting, and both protocols in memory.
 Faults of one process (quicoll.sim.scenario.events.MemoryFault), until they are mended:
 
     spoil       one of the payloads that it reads of others has another bit
-    full        there is no memory for its segment
+    full        there is no memory for its segment, or for a room of it
     kill        it is killed just before one of its steps: a store, or a step of a meeting
     late        wake-ups for it take up to a fifth of a second
 
@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 __all__ = ["SimHost", "SimHosts", "SimMemory"]
 
 _CHUNK = 16 << 10  # of large reductions: small, so that their rings go round
+_ROOMS = 24  # for sub-groups: few, so that they change hands
 _STEP_NS = (1_000, 300_000)  # that a step of a meeting takes
 _WAKE_NS = (2_000, 200_000)
 _LATE_NS = 200_000_000
@@ -154,7 +155,8 @@ class SimHosts:
 
 
 class SimProcess:
-    """A process, as its host knows it. holds: what it has to give back. watched_by: called at its end."""
+    """A process, as its host knows it. holds: what it has to give back. watched_by: called at its end. short: there
+    was no memory for a room of it, so it shares none any more."""
 
     def __init__(self, hosts: SimHosts, node: str, loop: HostLoop, on_killed: Callable[[], None]) -> None:
         self.node = node
@@ -164,6 +166,7 @@ class SimProcess:
         self.holds: dict[SimPlace | SimWakes, None] = {}
         self.watched_by: dict[SimWakes, Callable[[], None]] = {}
         self.lines: dict[_Line, None] = {}
+        self.short = False
         self._hosts = hosts
 
     def end(self) -> None:
@@ -191,16 +194,16 @@ class SimHost:
         return 1 < len(where) <= MAX_WORLD and where[0] != "" and all(each == where[0] for each in where)
 
     def bring(self, world: int, loop: asyncio.AbstractEventLoop) -> SimPlace:
-        if self._hosts.suffers(self._process.node, "full"):
+        if self._process.short or self._hosts.suffers(self._process.node, "full"):
             raise OSError(_NO_SPACE, "No space left on device")
-        return SimPlace(self._hosts, self._process, SegmentLayout(world, _CHUNK))
+        return SimPlace(self._hosts, self._process, SegmentLayout(world, _CHUNK, _ROOMS))
 
 
 class _Segment:
     def __init__(self, process: SimProcess, size: int) -> None:
         self.process = process
-        self.data = bytearray(size)
-        self.array: Array = np.frombuffer(self.data, np.uint8)
+        self.array: Array = np.zeros(size, np.uint8)  # what is never touched, as of rooms, takes no memory
+        self.data = self.array.data
 
 
 class SimMemory:
@@ -213,6 +216,10 @@ class SimMemory:
         self._process = segments[rank].process
         self._segments = [segments[each] for each in range(layout.world)]
         self._payloads = {layout.payload(number) for number in range(SLOTS)}
+        room = layout.of_group(2)  # whose payloads stand where those of any group do
+        self._payloads |= {
+            layout.room(number) + room.payload(slot) for number in range(layout.rooms) for slot in range(SLOTS)
+        }
 
     def load(self, rank: int, word: int) -> int:
         return int.from_bytes(self._segments[rank].data[8 * word : 8 * word + 8], "little")
@@ -225,7 +232,7 @@ class SimMemory:
         """All stores are seen at once."""
 
     def read(self, rank: int, at: int, size: int) -> bytes:
-        found = self._segments[rank].data[at : at + size]
+        found = bytearray(self._segments[rank].data[at : at + size])
         if rank != self.rank and at in self._payloads and (bit := self._hosts.spoils(self._process.node)) is not None:
             found[bit // 8 % size] ^= 1 << bit % 8
         return bytes(found)
@@ -242,6 +249,11 @@ class SimMemory:
             found = found.copy()
             found[bit // 8 % size] ^= 1 << bit % 8
         return found
+
+    def make(self, at: int, size: int) -> None:
+        if self._hosts.suffers(self._process.node, "full"):
+            self._process.short = True
+            raise OSError(_NO_SPACE, "No space left on device")
 
 
 # -- to be woken -----------------------------------------------------------------------------------------------------
@@ -475,10 +487,11 @@ class SimPlace:
             case Dial():
                 return self._dial(step.name, lines)
             case Admit():
-                while not self._dialled:
+                while (line := next((each for each in self._dialled if each.said or each.other.closed), None)) is None:
                     await self._change.wait(until)
-                lines.append(self._dialled.popleft())
-                return lines[-1]
+                self._dialled.remove(line)
+                lines.append(line)
+                return line
             case Recognise():
                 return True
             case Say():
@@ -509,7 +522,7 @@ class SimPlace:
     def admit(self, line: _Line) -> None:
         """Somebody dials."""
         self._dialled.append(line)
-        self._change.tell()
+        line.change = self._change
 
     def _send(self, line: _Line, what: Any) -> None:
         if line.other.closed:

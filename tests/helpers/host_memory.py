@@ -29,8 +29,10 @@ class Killed(BaseException):
 class Host:
     """kill: (rank, step) at which that rank is killed. steps: by rank, how many it has taken."""
 
-    def __init__(self, world: int, seed: int, *, chunk: int = 4096, kill: tuple[int, int] | None = None) -> None:
-        self.layout = SegmentLayout(world, chunk)
+    def __init__(
+        self, world: int, seed: int, *, chunk: int = 4096, kill: tuple[int, int] | None = None, rooms: int = 0
+    ) -> None:
+        self.layout = SegmentLayout(world, chunk, rooms)
         self.random = random.Random(seed)
         self.kill = kill
         self.segments = [bytearray(self.layout.size) for _ in range(world)]
@@ -119,3 +121,6 @@ class SteppedMemory:
     def view(self, rank: int, at: int, size: int) -> np.ndarray[Any, Any]:
         self.host.step(self.rank)
         return np.frombuffer(self.host.segments[rank], np.uint8)[at : at + size]
+
+    def make(self, at: int, size: int) -> None:
+        """There is memory for all of it."""

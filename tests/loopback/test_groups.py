@@ -1,4 +1,5 @@
-"""Sub-groups over real QUIC: who is in them, their bits, their failures, and that they do not wait for each other."""
+"""Sub-groups over real QUIC and through the memory of one host: who is in them, their bits, their failures, and that
+they do not wait for each other."""
 
 from __future__ import annotations
 
@@ -10,10 +11,30 @@ from typing import Any
 import numpy as np
 import pytest
 
+import quicoll.testing
 from quicoll import Group, Job, LocalError, Mismatch, PeerError, QuicollError, StepAborted
-from quicoll.testing import cluster
+from quicoll.local.memory import unusable
 
 Array = np.ndarray[Any, Any]
+
+
+@pytest.fixture(
+    autouse=True,
+    params=["network", pytest.param("memory", marks=pytest.mark.skipif(bool(unusable()), reason=unusable() or "here"))],
+)
+def way(request: pytest.FixtureRequest) -> str:
+    """What the ranks of a test hand each other their operations by."""
+    WAY.clear()
+    if request.param == "memory":
+        WAY.update({"local": True, "lost_after": 20.0})
+    return str(request.param)
+
+
+WAY: dict[str, Any] = {}
+
+
+def cluster(ranks: int, **settings: Any) -> Any:
+    return quicoll.testing.cluster(ranks, **{**WAY, **settings})
 
 
 def values(shape: tuple[int, ...], rank: int) -> Array:

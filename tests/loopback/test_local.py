@@ -22,8 +22,9 @@ import quicoll.testing
 from quicoll import Job, LocalError, Mismatch, PeerError, QuicollError
 from quicoll.collectives.subgroups import WORLD
 from quicoll.engine.neighbourhood import GROUP
-from quicoll.local.layout import SLOTS, SMALL_BYTES
+from quicoll.local.layout import ROOMS, SLOTS, SMALL_BYTES, SegmentLayout
 from quicoll.local.memory import Segment, unusable
+from quicoll.local.rooms import KEPT
 from quicoll.plan import ALGORITHMS
 from quicoll.testing import cluster
 
@@ -208,7 +209,7 @@ async def test_a_call_that_a_signal_interrupts_ends_at_once_and_so_do_those_arou
         context = groups[0]._context
         near, hold, futures = context.near(jobs[0].view.view_id), context.runtime.hold, []
         assert near is not None
-        small, here = near._small, threading.current_thread()
+        small, here = near.row.small, threading.current_thread()
         advance = small.advance
 
         def held(begun: Any, *, in_loop: bool) -> Any:
@@ -312,6 +313,78 @@ async def test_who_calls_something_else_is_named_to_all_as_over_quic(what: str, 
             assert not error.usable
 
 
+@pytest.mark.parametrize("elements", [1, 700_003])
+async def test_two_ways_to_divide_the_ranks_give_the_bits_of_quic_many_calls_at_a_time(elements: int) -> None:
+    """Pairs along both sides of a square, and all four: each rank in three groups, whose calls overlap."""
+
+    async def call(job: Job) -> Any:
+        row = await job.group.split(job.rank // 2)
+        column = job.group.subgroup([2 + job.rank % 2, job.rank % 2], "column")
+        assert row is not None
+        assert row._here.near
+        assert column._here.near
+        x = np.random.default_rng(job.rank).standard_normal(elements).astype(np.float32) * np.float32(10.0**job.rank)
+        groups = [row, column, job.group]
+        turned = groups[job.rank % 3 :] + groups[: job.rank % 3]  # nobody awaits anything before all is called
+        issued = {id(group): [group.all_reduce(x * i, algorithm="local") for i in range(1, 4)] for group in turned}
+        gathered = {id(group): group.all_gather(x[: 1 + group.rank]) for group in turned}
+        direct = {id(group): [group.all_reduce(x * i, algorithm="direct") for i in range(1, 4)] for group in turned}
+        found = []
+        for group in groups:
+            near = [(await handle).tobytes() for handle in issued[id(group)]]
+            assert near == [(await handle).tobytes() for handle in direct[id(group)]]
+            found.append((near, (await gathered[id(group)]).tobytes()))
+        return found
+
+    async with cluster(4, local=True, lost_after=20.0) as jobs:
+        found = await everyone(jobs, call)
+        assert [type(each) for each in found] == [list] * 4, found
+        assert found[0][0] == found[1][0]
+        assert found[2][0] == found[3][0]
+        assert found[0][1] == found[2][1]
+        assert found[1][1] == found[3][1]
+        assert found[0][2] == found[1][2] == found[2][2] == found[3][2]
+
+
+async def test_a_member_of_a_sub_group_that_does_not_call_is_named_to_those_outside_of_it_too() -> None:
+    async def call(job: Job) -> Any:
+        pair = await job.group.split(0 if job.rank < 2 else None)
+        if job.rank == 1:
+            return None
+        return await (job.group if pair is None else pair).all_reduce(np.ones(3), timeout=0.5 if pair else 100.0)
+
+    async with cluster(3, local=True, lost_after=20.0) as jobs:
+        found = await everyone(jobs, call)
+        assert [(type(error), error.rank) for error in (found[0], found[2])] == [(PeerError, 1)] * 2, found
+        assert found[0].op == "all_reduce#0@0:0"
+
+
+async def test_calls_of_a_sub_group_through_memory_and_over_quic_in_each_others_place_are_a_mismatch() -> None:
+    async def call(job: Job) -> Any:
+        pair = await job.group.split(0)
+        assert pair is not None
+        return await pair.all_reduce(np.ones(1), algorithm="direct" if job.rank else "auto")
+
+    async with cluster(2, local=True, lost_after=20.0, timeout=100.0) as jobs:
+        for error in await everyone(jobs, call):
+            assert isinstance(error, Mismatch), error
+            assert "algorithm" in error.message
+
+
+async def test_a_program_that_splits_again_and_again_takes_no_more_than_some_rooms() -> None:
+    async def call(job: Job) -> Any:
+        for turn in range(3 * KEPT):
+            group = await job.group.split(0, key=-job.rank if turn % 2 else 0)
+            assert group is not None
+            assert (await group.all_gather(np.array([job.rank]))).tolist() == list(group.ranks)
+        near = job.group._context.near(job.view.view_id)
+        assert near is not None
+        return near._memory.load(near.rank, ROOMS)
+
+    async with cluster(3, local=True, lost_after=20.0) as jobs:
+        assert await everyone(jobs, call) == [KEPT] * 3
+
+
 async def test_a_call_that_comes_after_one_that_others_did_not_make_is_a_mismatch() -> None:
     async def call(job: Job) -> Any:
         if job.rank == 0:
@@ -398,11 +471,11 @@ async def test_local_by_name_is_refused_where_it_cannot_be() -> None:
         with pytest.raises(LocalError, match="do not share a host's memory"):
             jobs[0].group.all_reduce(np.ones(1), algorithm="local")
     async with cluster(2, local=True, lost_after=20.0) as jobs:
-        halves = await everyone(jobs, lambda job: job.group.split(0))
+        alone = await everyone(jobs, lambda job: job.group.split(job.rank))
         with pytest.raises(LocalError, match="do not share a host's memory"):
-            halves[0].all_reduce(np.ones(1), algorithm="local")
+            alone[0].all_reduce(np.ones(1), algorithm="local")
         with pytest.raises(LocalError, match="do not share a host's memory"):
-            halves[0].all_gather(np.ones(1), algorithm="local")
+            alone[0].all_gather(np.ones(1), algorithm="local")
         leaves = jobs[0].group.shards(16384).leaves([np.ones(2)] * 8192)
         with pytest.raises(LocalError, match="it has 8192 leaves on a rank"):
             jobs[0].group.all_reduce(leaves, algorithm="local")
@@ -440,12 +513,12 @@ async def test_where_one_rank_cannot_share_memory_none_does_and_an_event_says_wh
     made = 0
     make = Segment.make.__func__
 
-    def refuse(size: int) -> tuple[Segment, int]:
+    def refuse(layout: SegmentLayout) -> tuple[Segment, int]:
         nonlocal made
         made += 1
         if made == 2:
             raise OSError(28, "No space left on device")
-        return make(Segment, size)
+        return make(Segment, layout)
 
     if without == "memory":
         monkeypatch.setattr(Segment, "make", refuse)

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from parity_hosts import HostTest, Ranks, on_simulated_host, on_this_host
 
-from quicoll.engine.neighbourhood import NearCall, Neighbourhood
+from quicoll.engine.neighbourhood import Neighbourhood
+from quicoll.engine.rows import NearCall
 from quicoll.local.layout import CONSUMED, PUBLISHED, SLOTS, SMALL_BYTES, STAGE, SegmentLayout
 from quicoll.local.meeting import MeetingFailed
 from quicoll.local.memory import unusable
@@ -234,7 +235,7 @@ class Side:
         """Time passes."""
 
     def call(self, given: bytes, *, timeout: float = 100.0, signature: str = "sum") -> Awaitable[None]:
-        number = self.near.take_number()
+        number = self.near.row.take_number()
         ended = self._ended[number] = self.loop.create_future()
 
         def combine(payloads: Sequence[bytes], counts: Counts) -> None:
@@ -250,7 +251,7 @@ class Side:
         return ended
 
     def _begun(self, small: SmallCall, ended: asyncio.Future[None], timeout: float) -> NearCall:
-        call = NearCall(self.near, small, f"call#{small.number}", timeout=timeout, step=None)
+        call = NearCall(self.near, self.near.row, small, f"call#{small.number}", timeout=timeout, step=None)
 
         def settle(number: int | None, error: BaseException | None, idle: bool) -> None:
             if not ended.done():
@@ -288,7 +289,7 @@ class Side:
             )
 
         self._begun(
-            SmallCall(near.take_number(), "large", bytes, max(given.nbytes, SMALL_BYTES + 1), small, carry),
+            SmallCall(near.row.take_number(), "large", bytes, max(given.nbytes, SMALL_BYTES + 1), small, carry),
             ended,
             100.0,
         )

@@ -12,7 +12,7 @@ import pytest
 from host_memory import Host, Killed, SteppedMemory
 
 from quicoll.local.large import canonical_tree, carry
-from quicoll.local.layout import MAX_ITEM, RING, STAGE, SegmentLayout
+from quicoll.local.layout import MAX_ITEM, MAX_ROOMS, OWNERS, RING, STAGE, SegmentLayout
 from quicoll.local.passages import Moved, Passage, Reduce, Reduced, Routes, share_out
 from quicoll.local.small import Spoiled
 from quicoll.numerics.canonical_order import leaves_of
@@ -246,4 +246,11 @@ def test_nothing_in_a_segment_overlaps() -> None:
     places += [(layout.result(i), layout.share) for i in range(RING)]
     places.sort()
     assert all(at + size <= following for (at, size), (following, _) in pairwise(places))
-    assert sum(places[-1]) == layout.size
+    assert sum(places[-1]) == layout.base
+    rooms = [
+        (layout.room(number), layout.of_group(world).base) for number in range(layout.rooms) for world in (2, 3, 5)
+    ]
+    assert rooms[0][0] == layout.base
+    assert all(at % 4096 == 0 and at + size <= layout.room(i // 3 + 1) for i, (at, size) in enumerate(rooms))
+    assert layout.room(MAX_ROOMS) == layout.size
+    assert 8 * (OWNERS + 2 * MAX_ROOMS) <= 4096

@@ -18,8 +18,9 @@ from quicoll.numerics.dtypes import (
     FLOAT32,
     FLOAT64,
     DType,
+    NumberKind,
 )
-from quicoll.numerics.reduce import REDUCE_BLOCK, ReduceOp, accumulator, combine, finish, reduce_tree
+from quicoll.numerics.reduce import REDUCE_BLOCK, ReduceOp, accumulator, combine, finish, reduce_rows, reduce_tree
 
 
 @pytest.fixture
@@ -44,6 +45,25 @@ def test_every_pair_of_special_values(dtype: DType, op: ReduceOp) -> None:
     values = special(dtype)
     leaves = [np.repeat(values, values.size), np.tile(values, values.size)]
     assert bits(reduced(dtype, op, leaves)).tolist() == oracle(dtype, op, leaves)
+
+
+@pytest.mark.usefixtures("_quiet")
+@pytest.mark.parametrize(("dtype", "op"), PAIRS, ids=lambda value: str(value))
+def test_a_level_of_the_tree_at_a_time_gives_the_same_bits_or_is_refused(dtype: DType, op: ReduceOp) -> None:
+    acc = accumulator(dtype, op)
+    for count, size in [*((count, 5) for count in range(1, 18)), (4, 0), (3, 700)]:
+        leaves = np.stack([drawn(dtype, size, seed=100 * count + leaf) for leaf in range(count)])
+        if size == 5:
+            leaves[count // 2] = np.resize(special(dtype), size)
+        out = np.empty(size, dtype.storage)
+        done = reduce_rows(leaves, op=op, dtype=dtype, acc=acc, out=out)
+        assert done == (
+            acc is dtype
+            and dtype.kind in (NumberKind.FLOAT, NumberKind.INT, NumberKind.UINT)
+            and op in (ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PRODUCT)
+        )
+        if done:
+            same_bits(out, reduced(dtype, op, list(leaves)))
 
 
 @pytest.mark.parametrize(("dtype", "op"), PAIRS, ids=lambda value: str(value))
