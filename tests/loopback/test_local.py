@@ -96,7 +96,7 @@ async def test_every_operation_gives_small_and_large_what_it_gives_over_quic(wha
         x = rng.standard_normal(elements).astype(np.float32) * np.float32(10.0**job.rank)
         issue = {**REDUCED, **MOVED}[what]
         handles = [issue(job, x, way) for way in ("local", ALGORITHMS[what.split()[-1]][0], "auto")]
-        assert handles[2].pending.operation.near_call(0) is not None
+        assert handles[2].pending.operation.small_call(0) is not None
         return [await handle for handle in handles]
 
     async with cluster(3, local=True, lost_after=20.0) as jobs:
