@@ -222,6 +222,9 @@ class ThreadRuntime:
 
     def _called(self) -> bool:
         """On the engine's thread, between two turns of its loop: whether something is queued, which then begins."""
+        # First, as below. A call may have begun between its place in the queue and its question, which then stood here
+        # for nobody; and with it who came next would not have asked, and the thread would have slept.
+        self._asked = False
         if not self._queue:
             return False
         self.loop.call_soon(self._begin_queued)

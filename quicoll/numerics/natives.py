@@ -38,7 +38,10 @@ _DLPACK_HOST = (1, 3)  # kDLCPU and kDLCUDAHost of dlpack.h
 
 
 def as_array(value: Any) -> Array | None:
-    """An array in the memory of `value`; None if it has none that could be looked at."""
+    """Return an array in the memory of `value`; None if it has none that could be looked at.
+
+    Raises LocalError for memory on another device, or that cannot be read as numbers.
+    """
     if isinstance(value, np.ndarray):
         return value
     if isinstance(value, np.generic):
@@ -96,12 +99,12 @@ def is_tensor(value: Any) -> bool:
 
 
 def is_recorded(value: Any) -> bool:
-    """Whether autograd would record what is done with this."""
+    """Return whether autograd would record what is done with this."""
     return bool(is_tensor(value) and value.requires_grad and torch_module().is_grad_enabled())
 
 
 def torch_dtype(value: Any) -> DType:
-    """The type of a tensor's elements. Raises LocalError where it has none that can be looked at."""
+    """Return the type of a tensor's elements. Raises LocalError where it has none that can be looked at."""
     if value.layout is not torch_module().strided:
         raise LocalError(f"a tensor of layout {value.layout} is not supported; pass value.to_dense()")
     if value.is_quantized:
@@ -123,7 +126,7 @@ def _named_dtype(dtype: Any) -> DType:
 
 
 def flat_tensor(value: Any) -> Array:
-    """A contiguous tensor's memory as a flat array."""
+    """Return a contiguous tensor's memory as a flat array. Raises RuntimeError and TypeError where it has none here."""
     flat = value if value.dim() == 1 else value.reshape(-1)
     unsigned = without_numpy(torch_module()).get(value.dtype)
     array: Array = (flat if unsigned is None else flat.view(unsigned)).numpy()
@@ -132,5 +135,5 @@ def flat_tensor(value: Any) -> Array:
 
 @lru_cache(maxsize=1)
 def without_numpy(torch: Any) -> dict[Any, Any]:
-    """torch's types that numpy has not, and the type of equal size by which their memory is passed over."""
+    """Return torch's types that numpy has not, and the type of equal size by which their memory is passed over."""
     return {torch.bfloat16: torch.uint16, torch.float8_e4m3fn: torch.uint8, torch.float8_e5m2: torch.uint8}

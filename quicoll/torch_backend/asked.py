@@ -100,8 +100,7 @@ def flat(tensor: torch.Tensor) -> torch.Tensor:
         raise refused(f"a tensor of layout {tensor.layout} is taken by all_reduce alone; pass tensor.to_dense()")
     if not tensor.is_cpu:
         return read_device(tensor).reshape(-1)
-    # Of a plain tensor of which autograd knows nothing there is no need for another one.
-    data = tensor if type(tensor) is torch.Tensor and not tensor.requires_grad else tensor.data
+    data = tensor.data  # holds the memory, whatever the program sets the tensor's own to meanwhile
     return data if data.dim() == 1 and data.is_contiguous() else data.reshape(-1)
 
 

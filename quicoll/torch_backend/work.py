@@ -153,7 +153,8 @@ class OperationWork(Work):
         self._ended = not parts
         for part in parts:
             part.add_done_callback(self._part_ended)
-        _awaited.pop(threading.get_ident(), None)
+        if _awaited:
+            _awaited.pop(threading.get_ident(), None)
         _unclaimed[id(self)] = self
         if len(_unclaimed) > _KEPT:
             _unclaimed.popitem(last=False)

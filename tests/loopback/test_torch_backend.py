@@ -22,6 +22,7 @@ import torch.distributed as dist  # noqa: E402 - after the check that there is a
 from torch_ranks import Ranks, torch_ranks  # noqa: E402 - likewise
 
 import quicoll  # noqa: E402 - likewise
+from quicoll.torch_backend.work import OperationWork  # noqa: E402 - likewise
 
 WORLD = 3
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -427,7 +428,7 @@ def test_what_nobody_waits_for_is_not_kept_for_ever(ranks: Ranks) -> None:
         x = torch.ones(1)
         kept = weakref.ref(group.allreduce([x]))
         for _ in range(1100):
-            work = group._work("a part", [], [], len, 0.0, 60.0, None)
+            work = OperationWork("a part", [], [], len, within=60.0, engine_thread=lambda: False)
         work.wait()
         group.barrier().wait()
         until = time.monotonic() + 60

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any
@@ -31,6 +32,43 @@ async def test_work_runs_on_the_thread_and_its_result_and_error_come_back() -> N
         await runtime.call(fail())
     await runtime.aclose()
     await runtime.aclose()  # closing twice is harmless
+
+
+class Interrupted(deque[Any]):
+    """A queue whose next caller is interrupted behind its place in it, until the engine has begun what it called."""
+
+    def __init__(self, runtime: ThreadRuntime, begun: threading.Event) -> None:
+        super().__init__()
+        self._interrupts: tuple[ThreadRuntime, threading.Event] | None = (runtime, begun)
+
+    def append(self, value: Any, /) -> None:
+        super().append(value)
+        interrupts, self._interrupts = self._interrupts, None
+        if interrupts is not None:
+            runtime, begun = interrupts
+            runtime.loop.call_soon_threadsafe(runtime._begin_queued)  # as for a caller before this one
+            assert begun.wait(60.0)
+
+
+def test_a_call_that_began_before_its_caller_asked_leaves_no_later_one_behind() -> None:
+    runtime, begun, asked = ThreadRuntime("test"), threading.Event(), threading.Event()
+    runtime._queue = Interrupted(runtime, begun)
+
+    def first(ended: Callable[[int | None, BaseException | None], None]) -> None:
+        begun.set()
+        assert asked.wait(60.0)  # the thread is awake when its caller asks
+        ended(1, None)
+
+    def second(ended: Callable[[int | None, BaseException | None], None]) -> None:
+        ended(2, None)
+
+    one = runtime.submit(first, Sender())
+    asked.set()
+    assert one.result(60.0) == 1
+    while runtime._selector is None or not runtime._selector.asleep:
+        threading.Event().wait(0.001)
+    assert runtime.submit(second, Sender()).result(60.0) == 2
+    asyncio.run(runtime.aclose())
 
 
 async def test_the_engine_knows_whether_somebody_waits() -> None:

@@ -51,6 +51,17 @@ def test_memory_is_used_as_it_is_where_it_lies_in_one_piece() -> None:
     assert flat(torch.tensor(3.0)).tolist() == [3.0]
 
 
+def test_memory_is_held_though_the_program_gives_its_tensor_another_one() -> None:
+    x = torch.arange(6.0)
+    taken = flat(x)
+    x.set_(torch.zeros(6).untyped_storage(), 0, (6,))
+    assert taken.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+    x = torch.arange(6.0)
+    taken = flat(x)
+    x.data = torch.zeros(6)
+    assert taken.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+
+
 def test_a_tensor_on_a_device_that_nobody_can_wait_for_is_refused_and_the_way_is_named() -> None:
     for take in (flat, movable):
         with pytest.raises(LocalError, match=r"on device meta.*pass tensor\.cpu\(\)") as found:
