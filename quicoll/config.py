@@ -64,10 +64,12 @@ class JoinSettings(TypedDict, total=False):
     late_stacks: bool | None
     local: bool | None
     engine_share: float | None
+    congestion: str | None
     deny: str | os.PathLike[str] | None
 
 
 _MOST_COORDINATORS = 16
+_CONTROLLERS = ("bbr", "cubic", "reno")  # of quicoll_transport.quic.terms, which is not imported to read a setting
 _SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
@@ -115,6 +117,13 @@ def _part(value: Any) -> float:
     if not 0.01 <= given <= 1:
         raise ValueError("must be from 0.01 to 1")
     return given
+
+
+def _congestion(value: Any) -> str:
+    name = str(value)
+    if name not in _CONTROLLERS:
+        raise ValueError(f"must be one of {', '.join(_CONTROLLERS)}")
+    return name
 
 
 def _switch(value: Any) -> bool:
@@ -206,6 +215,7 @@ _FIELDS: dict[str, _Field] = {
     "late_stacks": _Field(_switch, True),
     "local": _Field(_switch, True),
     "engine_share": _Field(_part, 1.0),
+    "congestion": _Field(_congestion, "cubic"),
     "deny": _Field(_text, None),
 }
 
@@ -289,6 +299,7 @@ class Config:
         local: Whether ranks that share a host hand each other what they can through its memory.
         engine_share: Part of the time that the engine's thread takes at most while other threads of the program compute
             and none waits for it; 1 is no bound.
+        congestion: Congestion control of this rank's connections: cubic, reno, or bbr for paths that lose packets.
         deny: File of SHA-256 fingerprints of certificates that may not come in; None denies none.
         sources: By setting, where its value came from.
     """
@@ -321,6 +332,7 @@ class Config:
     late_stacks: bool
     local: bool
     engine_share: float
+    congestion: str
     deny: str | None
     sources: Mapping[str, str]
 

@@ -81,6 +81,7 @@ from quicoll.observability.transport import forward_to
 from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link, LinkState
 from quicoll_transport.faults.compose import Faults
 from quicoll_transport.net.addresses import format_address, parse_address
+from quicoll_transport.quic import SessionConfig
 from quicoll_transport.relay.detour import DetourIO
 from quicoll_transport.security.access import AccessControl
 from quicoll_transport.security.identity import COORDINATOR, WORKER, Identity
@@ -179,7 +180,10 @@ class Engine:
         self.endpoint = Endpoint(
             credentials=credentials,
             config=EndpointConfig(
-                lost_after_ns=deadlines.lost_ns, connect_ns=deadlines.connect_ns, qlog_directory=config.qlog
+                lost_after_ns=deadlines.lost_ns,
+                connect_ns=deadlines.connect_ns,
+                session=SessionConfig(congestion=config.congestion),
+                qlog_directory=config.qlog,
             ),
             io=roundabout,
             loop=loop,

@@ -402,6 +402,7 @@ class Fleet:
             chunk_bytes=settings.chunk_bytes,
             state_check_every=settings.state_check_every,
             learn_from_bytes=settings.learn_from_bytes,
+            congestion=settings.congestion,
             handle_sigterm=False,  # the process is the simulator's; its ranks are stopped by events
         )
         engine, runtime = await start_with(

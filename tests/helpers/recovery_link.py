@@ -2,16 +2,20 @@
 
 One direction carries data, the other acknowledgements; both lose and delay packets at random, from a seed. Unless it is
 paced, a sender sends at once, as one run, what the window allows: the least favourable case for a path that reorders.
+Several transfers may share a line, and its queue: `run_together`.
 """
 
 from __future__ import annotations
 
 import heapq
+import itertools
 import random
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from quicoll_transport.link.ranges import Ranges
 from quicoll_transport.quic.pacer import Pacer
 from quicoll_transport.quic.recovery import LossRecovery, PacketRun
 
@@ -24,10 +28,14 @@ MS = 1_000_000
 
 @dataclass
 class Line:
-    """One direction. rate: bytes a second of the bottleneck, 0 for none; queue: bytes that wait before it."""
+    """One direction. rate: bytes a second of the bottleneck, 0 for none; queue: bytes that wait before it.
+
+    burst: mean length of a burst of losses (Gilbert and Elliott), 1 for independent losses.
+    """
 
     seed: int
     loss: float = 0.0
+    burst: float = 1.0
     delay_ns: int = 2 * MS
     jitter_ns: int = 0
     rate: int = 0
@@ -35,6 +43,7 @@ class Line:
     dropped: int = 0
     dark: tuple[int, int] = (0, 0)  # nothing passes from .. until
     _free_ns: int = 0
+    _is_bad: bool = False
     _random: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
@@ -42,7 +51,7 @@ class Line:
 
     def arrival(self, nbytes: int, now_ns: int) -> int | None:
         """When a packet that is sent now arrives; None: never."""
-        lost = self._random.random() < self.loss or self.dark[0] <= now_ns < self.dark[1]
+        lost = self._loses() or self.dark[0] <= now_ns < self.dark[1]
         delay = self.delay_ns + int(self._random.random() * self.jitter_ns)
         if self.rate:
             begin = max(now_ns, self._free_ns)
@@ -54,12 +63,20 @@ class Line:
         self.dropped += lost
         return None if lost else now_ns + delay
 
+    def _loses(self) -> bool:
+        drawn = self._random.random()
+        if self.burst == 1.0:
+            return drawn < self.loss
+        leave = 1 / self.burst
+        self._is_bad = drawn >= leave if self._is_bad else drawn < leave * self.loss / (1 - self.loss)
+        return self._is_bad
+
 
 class Receiver:
     """Acknowledges each second packet at once, and each that comes out of order; others within 25 ms."""
 
     def __init__(self, delay_ns: int) -> None:
-        self.got: set[int] = set()
+        self.got = Ranges()
         self.largest, self.unacked, self.first_ns = -1, 0, 0
         self.due_ns: int | None = None
         self._delay_ns = delay_ns
@@ -78,21 +95,16 @@ class Receiver:
 
     def ranges(self) -> list[tuple[int, int]]:
         """The newest 32 ranges, descending."""
-        found: list[tuple[int, int]] = []
-        at = self.largest
-        while at >= 0 and len(found) < 32:
-            stop = at + 1
-            while at in self.got:
-                at -= 1
-            found.append((at + 1, stop))
-            while at >= 0 and at not in self.got:
-                at -= 1
+        found = list(itertools.islice(reversed(self.got), 32))
         self.unacked, self.due_ns = 0, None
         return found
 
 
 class Transfer:
-    """`packets` packets from one end to the other; `run` returns the nanoseconds that it took."""
+    """`packets` packets from one end to the other; `run` returns the nanoseconds that it took.
+
+    arrived: how many have arrived by now. begin_ns: when the first is sent.
+    """
 
     def __init__(
         self,
@@ -104,10 +116,12 @@ class Transfer:
         recovery: type[LossRecovery[list[int]]] = LossRecovery,
         ack_delay_ns: int = 25 * MS,
         paced: bool = False,
+        begin_ns: int = 0,
     ) -> None:
         self.recovery = recovery(controller, rtt_ns=2 * forth.delay_ns, max_ack_delay_ns=ack_delay_ns)
-        self._pacer = Pacer(DATAGRAM, 0) if paced else None
+        self._pacer = Pacer(DATAGRAM, begin_ns) if paced else None
         self.now_ns = 0
+        self.arrived = 0
         self.timeouts = self.sent = 0
         self._forth, self._back = forth, back
         self._receiver = Receiver(ack_delay_ns)
@@ -116,27 +130,40 @@ class Transfer:
         self._number = 0
         self._events: list[tuple[int, int, str, object]] = []
         self._count = 0
+        self._schedule("begin", None, begin_ns)
 
     def run(self, limit_ns: int = 600 * 10**9) -> int:
-        self._send(0)
-        while self._undelivered:
-            self._step()
-            assert self.now_ns < limit_ns, "too slow"
+        while not self.is_done:
+            at = self.due_ns()
+            assert at is not None, "stuck"
+            assert at < limit_ns, "too slow"
+            self.step(at)
         return self.now_ns
 
-    def _step(self) -> None:
-        recovery = self.recovery
+    @property
+    def is_done(self) -> bool:
+        return not self._undelivered
+
+    def due_ns(self) -> int | None:
+        """When something happens next; None: never."""
         paced_ns = self._pacer.due_ns if self._pacer is not None else None
-        due = [at for at in (recovery.deadline(), self._receiver.due_ns, paced_ns) if at is not None]
+        due = [at for at in (self.recovery.deadline(), self._receiver.due_ns, paced_ns) if at is not None]
         due += [self._events[0][0]] if self._events else []
-        assert due, "stuck"
-        self.now_ns = max(self.now_ns, min(due))
+        return max(self.now_ns, min(due)) if due else None
+
+    def step(self, now_ns: int) -> None:
+        """Let happen what is due."""
+        recovery = self.recovery
+        self.now_ns = now_ns
         while self._events and self._events[0][0] <= self.now_ns:
             _, _, kind, what = heapq.heappop(self._events)
             if kind == "data":
                 assert isinstance(what, int)
+                self.arrived += 1
                 if self._receiver.receive(what, self.now_ns):
                     self._acknowledge(0)
+            elif kind == "begin":
+                pass
             else:
                 assert isinstance(what, tuple)
                 outcome = recovery.on_ack(what[0], what[1], self.now_ns)
@@ -171,6 +198,8 @@ class Transfer:
     def _send(self, probes: int) -> None:
         recovery, chunks = self.recovery, []
         room = recovery.room // DATAGRAM
+        if self._pacer is not None:
+            self._pacer.due_ns = None
         if self._pacer is not None and room and self._queue:
             rate = recovery.controller.rate(recovery.rtt.smoothed_ns)
             wanted = min(room, len(self._queue)) * DATAGRAM
@@ -192,3 +221,16 @@ class Transfer:
         recovery.on_sent(PacketRun(first, self._number, DATAGRAM, 0, self.now_ns, (chunks,)))
         for number in range(first, self._number):
             self._schedule("data", number, self._forth.arrival(DATAGRAM, self.now_ns))
+
+
+def run_together(transfers: Sequence[Transfer], until_ns: int) -> None:
+    """Let transfers that share lines go on until a time, or until none has anything left."""
+    heap: list[tuple[int, int]] = []
+    for i, transfer in enumerate(transfers):
+        if (at := transfer.due_ns()) is not None:
+            heapq.heappush(heap, (at, i))
+    while heap and heap[0][0] <= until_ns:
+        now_ns, i = heapq.heappop(heap)
+        transfers[i].step(now_ns)
+        if not transfers[i].is_done and (at := transfers[i].due_ns()) is not None:
+            heapq.heappush(heap, (at, i))

@@ -17,6 +17,7 @@ from networks import needs_v6
 import quicoll
 from quicoll import Config, LocalError, blocking, testing
 from quicoll.config import JoinSettings, check_variables
+from quicoll_transport.quic.terms import CONTROLLERS
 
 LOCAL = {"listen": "127.0.0.1:0"}
 
@@ -203,3 +204,10 @@ def test_every_variable_that_the_sources_speak_of_is_known() -> None:
                 check_variables({name: ""})
             except LocalError as error:
                 pytest.fail(f"{path}: {error}")
+
+
+def test_congestion_control_is_one_that_the_transport_has() -> None:
+    for name in CONTROLLERS:
+        assert Config.named(environ={"QUICOLL_CONGESTION": name}).congestion == name
+    with pytest.raises(LocalError, match=rf"QUICOLL_CONGESTION\): must be one of {', '.join(CONTROLLERS)}$"):
+        Config.named(environ={"QUICOLL_CONGESTION": "vegas"})

@@ -348,7 +348,7 @@ async def test_an_idle_link_wakes_only_for_its_heartbeats(world: World, monkeypa
         (lambda: SessionConfig(window_bytes=0), "window_bytes must be positive"),
         (lambda: SessionConfig(initial_rtt_ns=0), "initial_rtt_ns must be positive"),
         (lambda: SessionConfig(idle_ns=0), "idle_ns must be positive"),
-        (lambda: SessionConfig(congestion="bbr9"), "congestion 'bbr9' is not known; take cubic or reno"),
+        (lambda: SessionConfig(congestion="bbr9"), "congestion 'bbr9' is not known; take bbr or cubic or reno"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_where_they_are_made(make: Callable[[], object], said: str) -> None:

@@ -37,7 +37,7 @@ from quicoll_transport.quic.handshake import Handshake, handshake_configuration,
 from quicoll_transport.quic.mtu import PathMtu
 from quicoll_transport.quic.parameters import local_parameters
 from quicoll_transport.quic.plane import Plane
-from quicoll_transport.quic.terms import CONTROLLERS, DATAGRAM_BYTES, SessionConfig, error_name
+from quicoll_transport.quic.terms import DATAGRAM_BYTES, SessionConfig, controller_of, error_name
 
 if TYPE_CHECKING:
     from aioquic.quic.logger import QuicLogger, QuicLoggerTrace
@@ -166,7 +166,7 @@ class Session:
         plane = self._plane = Plane(
             handover,
             reader=self,
-            controller=CONTROLLERS[config.congestion],
+            controller=lambda size: controller_of(config.congestion, size, random_bytes),
             mtu=lambda: self._begin_search(handover),
             key_packets=config.key_packets,
             forged_packets=config.forged_packets,

@@ -24,6 +24,7 @@ from quicoll_transport.carrier import (
     CLOSE_REPLACED,
 )
 from quicoll_transport.errors import ConfigurationError
+from quicoll_transport.quic.bbr import Bbr
 from quicoll_transport.quic.cubic import Cubic
 from quicoll_transport.quic.newreno import NewReno
 
@@ -37,14 +38,15 @@ __all__ = [
     "CONTROLLERS",
     "DATAGRAM_BYTES",
     "SessionConfig",
+    "controller_of",
     "destination_cid",
     "destinations",
     "error_name",
     "is_unauthenticated_initial",
 ]
 
-CONTROLLERS: dict[str, Callable[[int], Controller]] = {"cubic": Cubic, "reno": NewReno}
-"""Congestion control by name: each makes a Controller for a path with datagrams of so many bytes."""
+CONTROLLERS = ("bbr", "cubic", "reno")
+"""Names of congestion controls."""
 
 ALPN = "quicoll/1"
 CID_LENGTH = 8
@@ -70,6 +72,7 @@ class SessionConfig:
         what the peer has under way, which is sent again.
     forged_packets: packets that fail their authentication, 1 to 2**52, until the connection is closed; with so many
         tries a forgery is no longer next to impossible.
+    congestion: which congestion control, of CONTROLLERS.
     header_ns: how long the header of a message may take to arrive from its first byte on. Many times what a path needs
         to repair a loss, since a connection that is resumed is the price of a mistake.
     Raises ConfigurationError.
@@ -93,7 +96,7 @@ class SessionConfig:
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"{name} must be positive, is {getattr(self, name)}")
         if self.congestion not in CONTROLLERS:
-            known = " or ".join(sorted(CONTROLLERS))
+            known = " or ".join(CONTROLLERS)
             raise ConfigurationError(f"congestion {self.congestion!r} is not known; take {known}")
         if not 1 <= self.forged_packets <= _MOST_FORGED:
             raise ConfigurationError(f"forged_packets must be 1 to {_MOST_FORGED}, is {self.forged_packets}")
@@ -101,6 +104,19 @@ class SessionConfig:
             raise ConfigurationError(f"header_ns must be positive, is {self.header_ns}")
         if not 1 <= self.key_packets <= _MOST_KEY_PACKETS:
             raise ConfigurationError(f"key_packets must be 1 to {_MOST_KEY_PACKETS}, is {self.key_packets}")
+
+
+def controller_of(name: str, datagram: int, draw: Callable[[int], bytes]) -> Controller:
+    """Return congestion control for a path of which nothing is known.
+
+    Args:
+        name: Of CONTROLLERS.
+        datagram: Bytes of a datagram on it.
+        draw: Returns so many bytes of chance.
+    """
+    if name == "bbr":
+        return Bbr(datagram, draw)
+    return Cubic(datagram) if name == "cubic" else NewReno(datagram)
 
 
 def destination_cid(data: bytes | memoryview) -> bytes | None:

@@ -1,0 +1,49 @@
+"""Congestion control of the real plane, on simulated paths that lose packets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quicoll.errors import LocalError
+from quicoll.sim import Conditions, Settings, Simulation
+
+BADWAN = Conditions(latency_ns=50_000_000, loss=0.01, bytes_per_second=12_500_000, queue_bytes=1 << 20)
+
+
+def seconds_of_an_all_reduce(congestion: str, *, seed: int = 1) -> list[float]:
+    """The second and the third of 1 MiB, of the rank that was last; 184 ms each at best."""
+    taken: list[list[float]] = []
+
+    async def worker(job: Any, sim: Any) -> None:
+        values = np.full(1 << 18, job.rank + 1.0, np.float32)
+        times = []
+        for _ in range(3):
+            await job.group.barrier(timeout=200)
+            begin = sim.now
+            result = await job.group.all_reduce(values, timeout=200)
+            times.append(sim.now - begin)
+            assert (result == 3.0).all()
+        taken.append(times[1:])
+
+    settings = Settings(ranks=2, conditions=BADWAN, congestion=congestion, lost_after=5.0, timeout=200.0, limit=600.0)
+    outcome = Simulation(worker, seed=seed, settings=settings).run()
+    assert outcome.error is None
+    return [max(times) for times in zip(*taken, strict=True)]
+
+
+def test_an_all_reduce_over_a_long_path_that_loses_packets_takes_a_fraction_with_bbr() -> None:
+    bbr, cubic = seconds_of_an_all_reduce("bbr"), seconds_of_an_all_reduce("cubic")
+    assert max(bbr) < min(cubic) / 4
+    assert max(bbr) < 0.8
+
+
+def test_a_seed_leads_to_the_same_times_with_bbr() -> None:
+    assert seconds_of_an_all_reduce("bbr", seed=2) == seconds_of_an_all_reduce("bbr", seed=2)
+
+
+def test_a_cluster_with_an_unknown_congestion_control_is_refused() -> None:
+    with pytest.raises(LocalError, match="congestion"):
+        Settings(congestion="bbr9")

@@ -1,0 +1,477 @@
+"""BBR: entry and exit of each state, what is noise and what congestion, and bounds that hold whatever it is told."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from recovery_link import MS
+
+from quicoll_transport.quic.bbr import Bbr, BbrState
+from quicoll_transport.quic.controller import AckSample, LossSample, start_window
+
+fixed = settings(derandomize=True, deadline=None, max_examples=100)
+SIZE = 1452
+RATE, RTT = 12_500_000, 40 * MS
+CONTENTS = RATE * RTT // 10**9
+S = 10**9
+
+
+class Driven:
+    """A controller that is told of whole round trips, one by one."""
+
+    def __init__(self, seed: int = 1) -> None:
+        self.bbr = Bbr(SIZE, random.Random(seed).randbytes)
+        self.now = self.delivered = 0
+        self.states = [self.bbr.state]
+
+    def lose(self, nbytes: int, *, flight: int = CONTENTS, begins: bool = True) -> None:
+        self.bbr.on_lost(LossSample(self.now, nbytes, flight, self.now - RTT, begins))
+        self._look()
+
+    def round(
+        self, rate: int = RATE, *, rtt: int = RTT, lost: int = 0, limited: bool = False, flight: int | None = None
+    ) -> None:
+        """The answer to a round trip in which the path delivered at `rate`; `flight`: what is in flight after it."""
+        self.now += rtt
+        acked = max(rate * rtt // S - lost, SIZE)
+        flight = acked if flight is None else flight
+        if lost:
+            self.lose(lost, flight=acked + lost)
+        before, self.delivered = self.delivered, self.delivered + acked
+        self.bbr.on_acked(
+            AckSample(
+                now_ns=self.now,
+                acked=acked,
+                fresh=acked,
+                prior_in_flight=acked + flight,
+                in_flight=flight,
+                delivered=self.delivered,
+                prior_delivered=before,
+                rate=rate,
+                app_limited=limited,
+                rtt_ns=rtt,
+                smoothed_ns=rtt,
+                min_ns=rtt,
+            )
+        )
+        self._look()
+
+    def _look(self) -> None:
+        if self.states[-1] is not self.bbr.state:
+            self.states.append(self.bbr.state)
+
+    def until(self, state: BbrState, *, rounds: int = 200, rate: int = RATE, rtt: int = RTT) -> None:
+        """Go on, each round as the one before, until a state is there."""
+        for _ in range(rounds):
+            if self.bbr.state is state:
+                return
+            self.round(rate, rtt=rtt)
+        raise AssertionError(f"{state} did not come; {self.states}")
+
+    def paced(self) -> int:
+        rate = self.bbr.rate(RTT)
+        assert rate is not None
+        return rate
+
+
+def cruising() -> Driven:
+    driven = Driven()
+    driven.until(BbrState.CRUISE)
+    return driven
+
+
+def test_startup_begins_with_the_window_of_rfc_9002_and_sends_it_in_less_than_half_a_round_trip() -> None:
+    driven = Driven()
+    assert driven.bbr.window == start_window(SIZE)
+    assert driven.paced() == start_window(SIZE) * 277 * S // (100 * RTT)
+
+
+def test_startup_goes_on_as_long_as_each_round_brings_a_quarter_more() -> None:
+    driven, rate = Driven(), RATE // 100
+    for _ in range(20):
+        driven.round(rate)
+        rate = rate * 5 // 4 + 1
+    assert driven.bbr.state is BbrState.STARTUP
+    assert driven.bbr.bandwidth.value > RATE // 2
+    assert driven.paced() > driven.bbr.bandwidth.value * 5 // 2
+
+
+def test_startup_ends_after_three_rounds_without_growth_and_the_queue_is_drained() -> None:
+    driven = Driven()
+    for _ in range(3):
+        driven.round()
+        assert driven.bbr.state is BbrState.STARTUP
+    driven.round(flight=2 * CONTENTS)
+    assert driven.bbr.state is BbrState.DRAIN
+    assert driven.paced() < RATE * 52 // 100
+    driven.round(flight=2 * CONTENTS)
+    assert driven.bbr.state is BbrState.DRAIN
+    driven.round(flight=CONTENTS)
+    assert driven.bbr.state is BbrState.DOWN
+
+
+def test_rounds_of_an_application_that_asks_for_little_end_no_startup() -> None:
+    driven = Driven()
+    driven.round()
+    for _ in range(20):
+        driven.round(RATE // 3, limited=True)
+    assert driven.bbr.state is BbrState.STARTUP
+    assert driven.bbr.bandwidth.value == RATE, "what was asked for says nothing of the path"
+
+
+def test_a_queue_shows_that_the_path_was_full_whoever_limits() -> None:
+    driven = Driven()
+    driven.round()
+    for _ in range(3):
+        driven.round(rtt=2 * RTT, limited=True, flight=2 * CONTENTS)
+    assert driven.bbr.state is BbrState.DRAIN
+
+
+def test_startup_ends_by_a_round_that_lost_too_much_and_grew_no_more() -> None:
+    driven = Driven()
+    driven.round()
+    driven.round(rtt=RTT * 3 // 2, lost=CONTENTS // 5, flight=2 * CONTENTS)
+    assert driven.bbr.state is BbrState.DRAIN
+    for _ in range(80):
+        driven.round()
+        assert driven.bbr.window <= CONTENTS * 3 // 2, "it does not go beyond what was found safe before it probes"
+        if driven.bbr.state is BbrState.UP:
+            break
+    assert BbrState.UP in driven.states
+
+
+def test_a_drain_that_others_keep_from_its_end_is_over_after_three_rounds() -> None:
+    driven = Driven()
+    for _ in range(4):
+        driven.round(flight=2 * CONTENTS)
+    assert driven.bbr.state is BbrState.DRAIN
+    for _ in range(3):
+        driven.round(rtt=2 * RTT, flight=2 * CONTENTS)
+    assert driven.bbr.state is BbrState.DOWN
+
+
+def test_the_cycle_is_down_cruise_refill_up_and_down_again() -> None:
+    driven = Driven()
+    for _ in range(4):
+        driven.round(flight=2 * CONTENTS)
+    driven.until(BbrState.UP)
+    driven.until(BbrState.CRUISE)
+    down, cruise, refill, up = BbrState.DOWN, BbrState.CRUISE, BbrState.REFILL, BbrState.UP
+    assert driven.states == [BbrState.STARTUP, BbrState.DRAIN, down, cruise, refill, up, down, cruise]
+
+
+def test_cruising_sends_a_hundredth_below_the_bandwidth() -> None:
+    driven = cruising()
+    assert driven.bbr.bandwidth.value == RATE
+    assert driven.paced() == RATE * 99 // 100
+    assert driven.bbr.window > 2 * CONTENTS - 10
+
+
+def test_it_is_time_to_probe_after_two_to_three_seconds_by_chance() -> None:
+    waits = set()
+    for seed in range(8):
+        driven = Driven(seed)
+        driven.until(BbrState.DOWN, rtt=100 * MS)
+        begin = driven.now
+        driven.until(BbrState.REFILL, rtt=100 * MS)
+        waits.add((driven.now - begin) // MS)
+    assert min(waits) >= 2000
+    assert max(waits) <= 3100
+    assert len(waits) > 3
+
+
+def test_on_a_short_path_it_probes_as_often_as_newreno_would_have_grown() -> None:
+    """Draft section 5.3.3.5: after 63 rounds, or as many as the path holds datagrams."""
+    for rate, rounds in ((10**8, 63), (10**7, 6)):
+        driven = Driven()
+        driven.until(BbrState.DOWN, rtt=MS, rate=rate)
+        count = 0
+        while driven.bbr.state is not BbrState.REFILL:
+            driven.round(rate, rtt=MS)
+            count += 1
+        assert count == rounds
+
+
+def test_up_sends_a_quarter_more_for_one_round_and_listens_for_one() -> None:
+    driven = cruising()
+    driven.until(BbrState.REFILL)
+    assert driven.paced() == RATE * 99 // 100
+    driven.until(BbrState.UP)
+    assert driven.paced() == RATE * 125 * 99 // 10000
+    driven.round()
+    assert (driven.bbr.state, driven.paced()) == (BbrState.UP, RATE * 99 // 100)
+    driven.round()
+    assert driven.bbr.state is BbrState.DOWN
+    assert driven.paced() == RATE * 90 * 99 // 10000
+
+
+def test_up_goes_on_while_it_brings_more() -> None:
+    driven = cruising()
+    driven.until(BbrState.UP)
+    rate = RATE
+    for _ in range(5):
+        rate = rate * 5 // 4
+        driven.round()
+        driven.round(rate)
+        assert driven.bbr.state is BbrState.UP
+        assert driven.bbr.bandwidth.value == rate
+    driven.round(rate)
+    driven.round(rate)
+    assert driven.bbr.state is BbrState.DOWN
+
+
+def test_an_up_that_loses_too_much_ends_at_once_and_gives_way_until_the_next() -> None:
+    driven = cruising()
+    driven.until(BbrState.UP)
+    driven.round(rtt=RTT * 5 // 4)
+    driven.lose(CONTENTS // 10, flight=CONTENTS * 5 // 4)
+    assert driven.bbr.state is BbrState.DOWN
+    driven.until(BbrState.CRUISE)
+    assert driven.paced() <= RATE * 75 // 100
+    assert driven.bbr.window <= CONTENTS * 5 // 4 * 85 // 100 + SIZE, "a sixth below what was too much"
+    driven.until(BbrState.UP, rate=RATE * 75 // 100)
+    assert RATE * 90 // 100 <= driven.paced() <= RATE, "1.25 of what was left"
+
+
+def test_the_limit_of_what_is_safe_is_raised_by_one_two_four_datagrams_a_round() -> None:
+    driven = cruising()
+    driven.until(BbrState.UP)
+    driven.round(rtt=RTT * 5 // 4)
+    driven.lose(CONTENTS // 10, flight=CONTENTS)
+    driven.until(BbrState.UP, rate=RATE // 2)
+    windows = [driven.bbr.window]
+    while driven.bbr.state is BbrState.UP:
+        driven.round(RATE, flight=driven.bbr.window)
+        windows.append(driven.bbr.window)
+    rises = [after - before for before, after in itertools.pairwise(windows[1:-1])]
+    assert rises == sorted(rises)
+    assert rises[-1] >= 4 * rises[0] > 0
+    assert max(windows) > CONTENTS * 115 // 100, "and no further than a flow needs that makes no queue"
+    assert max(windows) < CONTENTS * 140 // 100
+
+
+def test_loss_without_a_queue_is_noise_and_lowers_nothing() -> None:
+    driven = cruising()
+    for _ in range(40):
+        driven.round(lost=CONTENTS // 50)
+        assert driven.bbr.bandwidth.value == RATE
+        assert driven.paced() >= RATE * 89 // 100
+    assert 150 <= driven.bbr.noise.share <= 200, "2 % were lost, and the path's hundred packets stand for none"
+    driven.until(BbrState.CRUISE)
+    assert driven.paced() > RATE, "what the path loses by itself is sent beside"
+
+
+def test_noise_is_bounded_and_loss_beyond_a_fifth_is_congestion_without_any_queue() -> None:
+    driven = cruising()
+    for _ in range(5):
+        driven.round(lost=CONTENTS // 4)
+    assert driven.bbr.noise.share <= 1000
+    assert driven.paced() < RATE * 90 // 100
+
+
+def test_loss_with_a_queue_that_others_make_gives_way_once_in_a_cycle() -> None:
+    driven = cruising()
+    driven.round()
+    driven.round()
+    driven.round(rtt=RTT * 3 // 2, lost=4 * SIZE)
+    assert driven.paced() == RATE * 75 // 100 * 99 // 100
+    driven.round(rtt=RTT * 3 // 2, lost=4 * SIZE)
+    assert driven.paced() == RATE * 75 // 100 * 99 // 100
+
+
+def test_a_path_that_loses_in_bursts_is_not_taken_for_congested_by_one_of_them() -> None:
+    driven = cruising()
+    for i in range(45):
+        driven.round(lost=CONTENTS // 12 if i % 4 == 0 else 0)
+    assert driven.bbr.noise.spread > 150
+    driven.until(BbrState.CRUISE)
+    driven.round()
+    driven.round()
+    driven.round(rtt=RTT * 3 // 2, lost=CONTENTS // 12)
+    assert driven.paced() > RATE * 99 // 100
+
+
+def test_the_shortest_round_trip_is_measured_anew_where_nothing_confirms_it_for_five_seconds() -> None:
+    driven = cruising()
+    begin = driven.now
+    while driven.bbr.state is not BbrState.PROBE_RTT:
+        driven.round(rtt=RTT * 6 // 5, flight=CONTENTS)
+        assert driven.now - begin < 6 * S
+    assert driven.now - begin > 5 * S
+    assert driven.bbr.window <= CONTENTS * 6 // 10
+    quiet = driven.now
+    driven.round(flight=CONTENTS // 3)
+    while driven.bbr.state is BbrState.PROBE_RTT:
+        driven.round(RATE // 2, flight=CONTENTS // 3)
+    assert 200 * MS < driven.now - quiet <= 200 * MS + 3 * RTT
+    assert driven.bbr.state is BbrState.CRUISE
+    driven.round()
+    driven.round()
+    assert driven.bbr.window > CONTENTS, "what is acknowledged brings the window back"
+
+
+def test_round_trips_as_short_as_ever_need_no_measuring() -> None:
+    driven = cruising()
+    for _ in range(500):
+        driven.round(rtt=RTT + RTT // 70)
+    assert BbrState.PROBE_RTT not in driven.states
+
+
+def test_probe_rtt_that_fell_asleep_ends_at_the_next_packet() -> None:
+    driven = cruising()
+    while driven.bbr.state is not BbrState.PROBE_RTT:
+        driven.round(rtt=RTT * 6 // 5, flight=CONTENTS)
+    driven.round(flight=SIZE)
+    driven.bbr.on_sent(SIZE, 0, driven.now + 100 * MS)
+    assert driven.bbr.state is BbrState.PROBE_RTT, "200 ms are not over"
+    driven.bbr.on_sent(SIZE, 0, driven.now + 201 * MS)
+    assert driven.bbr.state is BbrState.CRUISE
+
+
+def test_a_longer_path_is_believed_after_ten_seconds() -> None:
+    driven = cruising()
+    begin = driven.now
+    while driven.bbr.shortest.value_ns == RTT:
+        driven.round(rtt=2 * RTT, flight=CONTENTS // 4)
+        assert driven.now - begin < 11 * S
+    assert driven.now - begin > 9 * S
+    assert driven.bbr.shortest.value_ns == 2 * RTT
+
+
+def test_a_slower_path_is_believed_after_two_cycles() -> None:
+    driven = cruising()
+    begin = driven.now
+    while driven.bbr.bandwidth.value > RATE // 2:
+        driven.round(RATE // 2)
+        assert driven.now - begin < 8 * S
+    assert driven.now - begin > S
+
+
+def test_what_was_remembered_outlasts_a_long_silence() -> None:
+    driven = cruising()
+    for _ in range(10):
+        driven.now += 60 * S
+        driven.round(RATE // 10, limited=True)
+    assert driven.bbr.bandwidth.value == RATE
+
+
+def test_persistent_congestion_forgets_the_path_and_begins_with_four_datagrams() -> None:
+    driven = cruising()
+    driven.round(lost=CONTENTS // 50)
+    driven.bbr.on_persistent_congestion(driven.now)
+    assert driven.bbr.state is BbrState.STARTUP
+    assert driven.bbr.window == 4 * SIZE
+    assert driven.bbr.bandwidth.value == 0
+    assert driven.bbr.noise.share > 0
+    driven.until(BbrState.CRUISE)
+    assert driven.bbr.window > CONTENTS
+
+
+def test_a_mistake_is_undone_once() -> None:
+    driven = cruising()
+    driven.until(BbrState.UP)
+    driven.round(rtt=RTT * 5 // 4)
+    driven.lose(CONTENTS // 10, flight=CONTENTS)
+    assert driven.bbr.state is BbrState.DOWN
+    driven.bbr.on_spurious(driven.now)
+    assert driven.bbr.state is BbrState.UP
+    driven.round()
+    assert driven.bbr.window > CONTENTS * 3 // 2, "there is no limit of what is safe"
+    driven.lose(CONTENTS // 10, flight=CONTENTS, begins=False)
+    state, window = driven.bbr.state, driven.bbr.window
+    driven.bbr.on_spurious(driven.now)
+    assert (driven.bbr.state, driven.bbr.window) == (state, window)
+
+
+def test_a_mistake_that_ended_startup_has_it_go_on() -> None:
+    driven = Driven()
+    driven.round()
+    driven.round(rtt=RTT * 3 // 2, lost=CONTENTS // 5, flight=2 * CONTENTS)
+    assert driven.bbr.state is BbrState.DRAIN
+    driven.bbr.on_spurious(driven.now)
+    assert driven.bbr.state is BbrState.STARTUP
+
+
+def test_larger_datagrams_raise_the_smallest_window() -> None:
+    bbr = Bbr(SIZE, random.Random(1).randbytes)
+    bbr.on_persistent_congestion(0)
+    bbr.on_datagram_size(8952)
+    assert bbr.window == 4 * 8952
+
+
+def test_clumps_of_acknowledgements_leave_room_for_what_comes_between_them() -> None:
+    """Draft section 5.5.9: once in two round trips, all that they brought."""
+    steady, clumped = cruising(), cruising()
+    for _ in range(12):
+        steady.round()
+        steady.round()
+        clumped.now += RTT
+        clumped.delivered += CONTENTS
+        clumped.round(RATE, flight=CONTENTS)
+    assert clumped.bbr.window >= steady.bbr.window
+
+
+@fixed
+@given(
+    seed=st.integers(0, 9),
+    calls=st.lists(
+        st.tuples(
+            st.sampled_from(["ack", "ack", "ack", "lost", "spurious", "persistent", "size", "sent"]),
+            st.integers(0, 10**11),  # bytes a second
+            st.integers(1, 2 * 10**9),  # round trip
+            st.booleans(),
+        ),
+        max_size=60,
+    ),
+)
+def test_window_and_rate_are_within_bounds_and_the_same_again_whatever_is_told(
+    seed: int, calls: list[tuple[str, int, int, bool]]
+) -> None:
+    def run() -> list[tuple[int, int]]:
+        driven, size, answers = Driven(seed), SIZE, []
+        for kind, rate, rtt, flag in calls:
+            before, bbr = driven.bbr.window, driven.bbr
+            if kind == "ack":
+                driven.round(rate, rtt=rtt, limited=flag)
+                acked = max(rate * rtt // S, SIZE)
+                assert bbr.window <= max(before + acked, 4 * size), "it grows by no more than what arrives"
+            elif kind == "lost":
+                driven.lose(rate % 10**7 + 1, begins=flag)
+            elif kind == "spurious":
+                bbr.on_spurious(driven.now)
+            elif kind == "persistent":
+                bbr.on_persistent_congestion(driven.now)
+            elif kind == "size":
+                size = 1200 + rate % 8000
+                bbr.on_datagram_size(size)
+            else:
+                bbr.on_sent(size, 0 if flag else size, driven.now)
+            paced = bbr.rate(rtt)
+            assert bbr.window >= 4 * size
+            assert paced is not None
+            assert paced >= 4 * size * S // max(rtt, MS) > 0
+            answers.append((bbr.window, paced))
+        return answers
+
+    assert run() == run()
+
+
+@pytest.mark.parametrize("queue", [0, 1])
+def test_chance_is_asked_for_once_in_a_cycle(queue: int) -> None:
+    """The same seed leads to the same run only if as much is drawn each time."""
+    drawn: list[int] = []
+
+    def draw(size: int) -> bytes:
+        drawn.append(size)
+        return bytes(size)
+
+    driven = Driven()
+    driven.bbr = Bbr(SIZE, draw)
+    for _ in range(3):
+        driven.until(BbrState.UP, rtt=RTT + queue * MS)
+        driven.until(BbrState.CRUISE, rtt=RTT + queue * MS)
+    assert drawn == [2] * 4

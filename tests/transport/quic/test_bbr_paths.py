@@ -1,0 +1,121 @@
+"""BBR over simulated links, with the real loss recovery and pacer: paths that lose packets, and others beside it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pytest
+from recovery_link import DATAGRAM, MS, Line, Transfer, run_together
+
+from quicoll_transport.quic.bbr import Bbr
+from quicoll_transport.quic.cubic import Cubic
+from quicoll_transport.quic.newreno import NewReno
+
+if TYPE_CHECKING:
+    from quicoll_transport.quic.controller import Controller
+
+S = 10**9
+RATE, RTT = 6_250_000, 40 * MS  # 50 Mbit/s
+CONTENTS = RATE * RTT // S
+CONTROLLERS: dict[str, Callable[[int], Controller]] = {
+    "bbr": lambda seed: Bbr(DATAGRAM, random.Random(seed).randbytes),
+    "cubic": lambda _: Cubic(DATAGRAM),
+    "reno": lambda _: NewReno(DATAGRAM),
+}
+
+
+def bottleneck(queue: float, *, loss: float = 0.0, burst: float = 1.0) -> Line:
+    return Line(5, loss=loss, burst=burst, delay_ns=RTT // 2, rate=RATE, queue=int(CONTENTS * queue))
+
+
+def without_end(name: str, line: Line, number: int, *, seconds: int, begin_ns: int = 0) -> Transfer:
+    packets = seconds * RATE // DATAGRAM + 1
+    back = Line(7 + number, delay_ns=RTT // 2)
+    controller = CONTROLLERS[name](number)
+    return Transfer(packets, controller, line, back, paced=True, ack_delay_ns=5 * MS, begin_ns=begin_ns)
+
+
+@pytest.mark.parametrize(
+    ("loss", "burst", "least"), [(0.0, 1.0, 0.95), (0.01, 1.0, 0.93), (0.02, 1.0, 0.9), (0.02, 8.0, 0.8)]
+)
+@pytest.mark.parametrize("queue", [0.25, 1.0])
+def test_a_path_that_loses_packets_is_used_nearly_in_full(
+    loss: float, burst: float, least: float, queue: float
+) -> None:
+    """CUBIC has 3 % of this path where it loses 2 %."""
+    transfer = without_end("bbr", bottleneck(queue, loss=loss, burst=burst), 1, seconds=15)
+    run_together([transfer], 3 * S)
+    before = transfer.arrived
+    run_together([transfer], 13 * S)
+    assert (transfer.arrived - before) * DATAGRAM > least * 10 * RATE * (1 - loss)
+
+
+def test_alone_it_leaves_the_queue_empty_but_for_its_probing() -> None:
+    transfer = without_end("bbr", bottleneck(2.0), 1, seconds=15)
+    trips = []
+    for at in range(5 * S, 13 * S, 50 * MS):
+        run_together([transfer], at)
+        trips.append(transfer.recovery.rtt.latest_ns)
+    trips.sort()
+    assert trips[len(trips) // 2] < RTT * 11 // 10
+    assert trips[-1] < RTT * 8 // 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("queue", [0.25, 1.0, 4.0])
+@pytest.mark.parametrize("pair", ["bbr cubic", "cubic bbr", "bbr reno", "reno bbr", "bbr bbr"])
+def test_neither_of_two_flows_has_less_than_a_quarter(pair: str, queue: float) -> None:
+    """The first has the path for a second before the second comes; counted from a third of the time on."""
+    line, seconds = bottleneck(queue), 30
+    transfers = [without_end(name, line, i, seconds=seconds, begin_ns=i * S) for i, name in enumerate(pair.split(), 0)]
+    run_together(transfers, seconds * S // 3)
+    before = [transfer.arrived for transfer in transfers]
+    run_together(transfers, seconds * S)
+    shares = [transfer.arrived - at for transfer, at in zip(transfers, before, strict=True)]
+    assert min(shares) > sum(shares) // 4, shares
+    assert sum(shares) * DATAGRAM > 0.8 * RATE * seconds * 2 // 3
+
+
+@pytest.mark.parametrize("name", ["bbr", "cubic"])
+def test_a_transfer_from_nothing_over_a_clean_path_takes_about_as_long_with_each(name: str) -> None:
+    line = Line(3, delay_ns=25 * MS, rate=25_000_000, queue=5_000_000)
+    packets = (16 << 20) // DATAGRAM
+    elapsed = Transfer(packets, CONTROLLERS[name](1), line, Line(4, delay_ns=25 * MS), paced=True, ack_delay_ns=5 * MS)
+    assert elapsed.run() < 1200 * MS
+
+
+def test_a_path_that_becomes_ten_times_slower_is_followed() -> None:
+    line = bottleneck(1.0)
+    transfer = without_end("bbr", line, 1, seconds=60)
+    run_together([transfer], 5 * S)
+    line.rate //= 10
+    line.queue //= 10
+    run_together([transfer], 20 * S)
+    before, dropped, sent = transfer.arrived, line.dropped, transfer.sent
+    run_together([transfer], 30 * S)
+    assert (transfer.arrived - before) * DATAGRAM > 0.8 * line.rate * 10
+    assert line.dropped - dropped < (transfer.sent - sent) // 10
+
+
+def test_a_path_that_becomes_ten_times_faster_is_filled_within_a_few_cycles() -> None:
+    line = bottleneck(1.0)
+    line.rate //= 10
+    transfer = without_end("bbr", line, 1, seconds=60)
+    run_together([transfer], 5 * S)
+    line.rate *= 10
+    run_together([transfer], 10 * S)
+    before = transfer.arrived
+    run_together([transfer], 15 * S)
+    assert (transfer.arrived - before) * DATAGRAM > 0.9 * line.rate * 5
+
+
+def test_the_same_seed_is_the_same_run() -> None:
+    def run() -> tuple[int, int, int]:
+        line = bottleneck(0.5, loss=0.01)
+        transfers = [without_end("bbr", line, i, seconds=6) for i in range(2)]
+        run_together(transfers, 6 * S)
+        return transfers[0].arrived, transfers[1].arrived, line.dropped
+
+    assert run() == run()

@@ -1,0 +1,485 @@
+"""BBR: a rate-based controller, after version 3 (draft-ietf-ccwg-bbr-06, whose sections are cited). Sans-IO, integers.
+
+It sends at the bandwidth that it has seen the path deliver, and has little more in flight than the path holds without a
+queue. A loss says little to it unless there is a queue as well. What it believes of the path is in `path_model`.
+
+States (5.1); rate and window are in hundredths of the bandwidth and of the path's contents (bandwidth x shortest trip)
+
+    STARTUP     277, 200  finds the bandwidth: until it has stopped growing, see `_check_full` (5.3.1)
+    DRAIN        50, 200  the queue that this made goes: until no more is in flight than the path holds, or three rounds
+                          have passed (5.3.2)
+    DOWN         90, 200  room for others: a round, and until no more is in flight than the path holds, three at most
+                          (5.3.3.1)
+    CRUISE      100, 200  until it is time to look for more: 2 to 3 s, by chance so that flows do not do it together, or
+                          as many rounds as NewReno would need for it, at most 63 (5.3.3.5)
+    REFILL      100, 200  a round at the full rate, so that what UP measures is UP's (5.3.3.3)
+    UP          125, 225  is there more? A round at that rate, then one at 100 in which the answer comes: so the queue
+                          is a quarter of the path's contents. Again where that brought a tenth more, or where `_most`
+                          was the limit and is being raised; else, or where too much is lost, DOWN (5.3.3.4; the draft
+                          goes on for three rounds)
+    PROBE_RTT   100,  50  half of the path's contents for 200 ms and a round, from any state, where the shortest round
+                          trip was not seen for five seconds (5.3.4)
+
+The rate is one in a hundred below that (5.6.2, so that a queue goes rather than comes) and above it by the noise, for
+what the path loses is no load on it.
+
+When a loss is congestion. A queue is a round trip of this round or the last that was longer than the shortest by an
+eighth and a millisecond. Too much is lost in a round when there is a queue, and more than eight packets, and a share
+beyond the noise by 2 % (LossThresh) or three times its spread. A round that loses a fifth has lost too much whatever
+its round trips say: policers and the shortest queues give no other sign. All else is noise. (The draft takes 2 % for
+congestion while it probes, and any loss at all while it does not: on a path that loses 1 % at random its rate sinks by
+as much each round until it probes again.) What follows:
+
+    too much in UP, or in the       `_most`, a limit of what is in flight, is what was, or 0.7 of what the path holds
+    round after it                  (5.5.10.2); CRUISE and DOWN stay 15 % below it (5.6.4.7), and UP raises it again, by
+                                    1, 2, 4 ... datagrams a round. UP ends, and it gives way
+    too much in STARTUP             the bandwidth counts as found, once a round grew less than a quarter (5.3.1.3), and
+                                    `_most` is 1.25 of what the path holds, or what the round delivered
+    too much in DOWN and CRUISE     it gives way, but for the first two rounds: what they lose may be its own
+    more than two packets and       others fill the queue, in which it may have little: it gives way once in a cycle
+    twice the noise, with a queue,
+    in DOWN and CRUISE
+    giving way                      `_slow`, a limit of the bandwidth, is 0.75 of it until REFILL, which then believes
+                                    in no more than that: UP finds out anew what there is. (The draft's bounds of
+                                    5.5.10.3 do not go below what was delivered, and are lifted without having taught
+                                    anything: with them a flow beside CUBIC, on a queue of a quarter of the path, kept
+                                    86 %)
+
+Why two flows become alike: what 1.25 of its rate brings a flow is the more the smaller its share is, and UP goes on at
+a tenth more, which one with more than about half of a full path does not get. Giving way takes as much of each in
+proportion.
+
+Invariants
+    The window is never below four datagrams, nor above what `_target` says but by what it was before; the rate is never
+    below what sends four datagrams in a round trip (of a millisecond at least). Both are therefore above nothing.
+    The same calls with the same chance lead to the same answers.
+    `_most` and `_slow` are None where there is no limit. `_slow` is None in STARTUP, DRAIN, REFILL and UP.
+    A window that was cut by PROBE_RTT or by persistent congestion comes back by what is acknowledged, no faster.
+
+Failure cases
+    The application sends nothing, or little: its samples count only where they are above the bandwidth; no round of it
+    ends STARTUP or UP, unless there was a queue: then the path was full all the same. Both wait for it, so many short
+    operations are one long one. PROBE_RTT that fell asleep ends at the next packet (5.4.1).
+    A recovery period that was a mistake: limits, STARTUP and UP are what they were when it began (5.5.11).
+    Persistent congestion: nothing that is believed of the path holds any more, save its noise. STARTUP from four
+    datagrams.
+    A smaller bandwidth: what was delivered before is forgotten within two cycles of probing, about five seconds; until
+    then a queue of one round trip stands, or `_slow` follows the losses.
+    Another path: a new controller, by recovery.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from quicoll_transport.quic.controller import AckSample, LossSample, start_window
+from quicoll_transport.quic.path_model import PARTS, Aggregation, Bandwidth, Noise, ShortestRoundTrip
+
+__all__ = ["Bbr", "BbrState"]
+
+_NS = 1_000_000_000
+_MS = 1_000_000
+_LEAST_DATAGRAMS = 4  # MinPipeCwnd
+_MARGIN = 99  # of a hundred: PacingMarginPercent
+_BURST_NS = _MS  # of the pacer; three of them are under way beside the path's contents (5.5.8)
+_BURSTS = 3
+_EXCESS = PARTS // 50  # LossThresh
+_SPREADS = 3
+_EXCESS_DATAGRAMS = 8
+_MOST_LOSS = PARTS // 5
+_KEPT = 70  # of a hundred: Beta
+_SAFE = 125  # of a hundred: what STARTUP takes for safe to be in flight where it has lost too much
+_AMPLE = 120  # of a hundred
+_YIELD = 75  # of a hundred
+_PRESSED_DATAGRAMS = 2
+_OWN_ROUNDS = 2  # after UP or DRAIN, in which what is lost may be theirs
+_HEADROOM = 85  # of a hundred
+_FULL_GROWTH = 125  # of a hundred: a round that brings less has not grown (5.3.1.2)
+_FULL_ROUNDS = 3
+_GROWTH = 110  # of a hundred: with so much more UP goes on
+_WAIT_NS = 2 * _NS  # from one UP to the next, and up to
+_WAIT_SPREAD_NS = _NS  # so much more
+_MOST_WAIT_ROUNDS = 63
+_DRAIN_ROUNDS = 3
+_PROBE_RTT_NS = 200 * _MS
+_MOST_RISE = 4096  # datagrams a round
+
+
+class BbrState(Enum):
+    """See the module's head."""
+
+    STARTUP = "startup"
+    DRAIN = "drain"
+    DOWN = "down"
+    CRUISE = "cruise"
+    REFILL = "refill"
+    UP = "up"
+    PROBE_RTT = "probe rtt"
+
+
+_GAINS = {
+    BbrState.STARTUP: (277, 200),
+    BbrState.DRAIN: (50, 200),
+    BbrState.DOWN: (90, 200),
+    BbrState.CRUISE: (100, 200),
+    BbrState.REFILL: (100, 200),
+    BbrState.UP: (125, 225),
+    BbrState.PROBE_RTT: (100, 50),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Before:
+    """What a recovery period may overwrite."""
+
+    state: BbrState
+    most: int | None
+    slow: int | None
+
+
+class Bbr:
+    """A Controller; see the module's head."""
+
+    def __init__(self, datagram: int, draw: Callable[[int], bytes]) -> None:
+        """Begin a path.
+
+        Args:
+            datagram: Bytes of a full datagram.
+            draw: Returns so many bytes of chance.
+        """
+        self._datagram = datagram
+        self._draw = draw
+        self._window = start_window(datagram)
+        self.noise = Noise()
+        self._forget()
+
+    def _forget(self) -> None:
+        """Believe nothing of the path but its noise, and begin with STARTUP."""
+        self.state = BbrState.STARTUP
+        self._pace_gain, self._window_gain = _GAINS[BbrState.STARTUP]
+        self.bandwidth = Bandwidth()
+        self.shortest = ShortestRoundTrip()
+        self._clumps = Aggregation()
+        self._before: _Before | None = None
+        # limits of what is believed
+        self._most: int | None = None
+        self._slow: int | None = None
+        # this round
+        self._round, self._round_end = 0, 0  # how many there were; bytes delivered at which this one is over
+        self._acked = self._lost = self._flight = 0  # bytes; _flight: the most that was in flight before a loss
+        self._longest_ns = self._longest_before_ns = 0  # round trip, and of the round before
+        # this state
+        self._since_round = 0
+        self._full, self._full_rounds = 0, 0  # bandwidth when it last grew, and rounds since
+        self._is_full = False  # STARTUP has found the bandwidth
+        self._is_probe = False  # what is lost is UP's
+        self._rise, self._rise_credit = 1, 0  # datagrams by which `_most` is raised in a round
+        self._raised = False  # in this round
+        self._wait_ns, self._waiting_since_ns, self._waiting_since_round = 0, 0, 0
+        self._quiet_until_ns: int | None = None  # PROBE_RTT: since no more is in flight than it allows, and until then
+
+    # -- what it says ------------------------------------------------------------------------------------------------
+
+    @property
+    def window(self) -> int:
+        """See Controller."""
+        return self._window
+
+    def rate(self, smoothed_ns: int) -> int | None:
+        """See Controller; never None."""
+        trip_ns = max(smoothed_ns, _MS)
+        least = self._least * _NS // trip_ns
+        bandwidth = self._bounded
+        if not bandwidth:  # 5.2.1
+            return max(self._window * self._pace_gain * _NS // (100 * trip_ns), least)
+        return max(self._paced(bandwidth), least)
+
+    def _paced(self, bandwidth: int) -> int:
+        return bandwidth * self._pace_gain * _MARGIN // 100 * PARTS // (100 * (PARTS - self.noise.share))
+
+    @property
+    def _least(self) -> int:
+        return _LEAST_DATAGRAMS * self._datagram
+
+    @property
+    def _bounded(self) -> int:
+        """The bandwidth as it may be used."""
+        bandwidth = self.bandwidth.value
+        return bandwidth if self._slow is None else min(bandwidth, self._slow)
+
+    def _contents(self, bandwidth: int) -> int:
+        """Return what the path holds without a queue."""
+        return bandwidth * (self.shortest.value_ns or 0) // _NS
+
+    def _target(self) -> int:
+        """Return what may be in flight (5.6.4.2, 5.6.4.7)."""
+        bandwidth = self._bounded
+        if not bandwidth or self.shortest.value_ns is None:
+            return start_window(self._datagram)
+        target = self._contents(bandwidth) * self._window_gain // 100
+        if self.state is not BbrState.PROBE_RTT:
+            target += self._clumps.extra + _BURSTS * (bandwidth * _BURST_NS // _NS)
+        if self.state is BbrState.UP:
+            target += 2 * self._datagram
+        if (most := self._most) is not None:
+            if self.state in (BbrState.DOWN, BbrState.CRUISE, BbrState.PROBE_RTT):
+                most = most * _HEADROOM // 100
+            target = min(target, most)
+        return max(target, self._least)
+
+    # -- what it is told ---------------------------------------------------------------------------------------------
+
+    def on_sent(self, nbytes: int, in_flight: int, now_ns: int) -> None:
+        """See Controller."""
+        until_ns = self._quiet_until_ns
+        if not in_flight and until_ns is not None and now_ns >= until_ns:
+            self._leave_probe_rtt(now_ns)
+
+    def on_acked(self, sample: AckSample) -> None:
+        """See Controller."""
+        now_ns = sample.now_ns
+        due = False
+        if sample.rtt_ns is not None:
+            due = self.shortest.on_sample(sample.rtt_ns, now_ns)
+            self._longest_ns = max(self._longest_ns, sample.rtt_ns)
+        if sample.rate is not None:
+            self.bandwidth.on_sample(sample.rate, app_limited=sample.app_limited)
+        self._acked += sample.acked
+        self._clumps.on_acked(sample.acked, self._bounded, self._window, now_ns)
+        if self.state is BbrState.UP:
+            self._raise_most(sample)
+        if sample.prior_delivered >= self._round_end:
+            self._end_round(sample)
+        self._advance(sample)
+        if due and self.state is not BbrState.PROBE_RTT and sample.in_flight:
+            self._go(BbrState.PROBE_RTT)
+            self._quiet_until_ns = None
+        self._resize(sample)
+
+    def on_lost(self, sample: LossSample) -> None:
+        """See Controller."""
+        if sample.begins_period:
+            self._before = _Before(self.state, self._most, self._slow)
+        self._lost += sample.lost
+        self._flight = max(self._flight, sample.prior_in_flight)
+        if self._is_probe and self._is_too_much(sample.prior_in_flight):
+            self._is_probe = False
+            self._most = max(sample.prior_in_flight, self._contents(self._bounded) * _KEPT // 100, self._least)
+            if self.state is BbrState.UP:
+                self._go_down(sample.now_ns)
+            if self._is_steady:
+                self._give_way()
+
+    def on_spurious(self, now_ns: int) -> None:
+        """See Controller."""
+        before, self._before = self._before, None
+        if before is None:
+            return
+        self._lost = 0
+        self._most = _looser(self._most, before.most)
+        self._slow = _looser(self._slow, before.slow)
+        if before.state is BbrState.STARTUP and self.state is not BbrState.PROBE_RTT:
+            self._is_full, self._full_rounds = False, 0
+            self._slow = None
+            self._go(BbrState.STARTUP)
+        elif before.state is BbrState.UP and self.state in (BbrState.DOWN, BbrState.CRUISE):
+            self._go_up(now_ns)
+
+    def on_persistent_congestion(self, now_ns: int) -> None:
+        """See Controller."""
+        round_end = self._round_end
+        self._forget()
+        self._round_end = round_end
+        self._window = self._least
+
+    def on_datagram_size(self, size: int) -> None:
+        """See Controller."""
+        self._datagram = size
+        self._window = max(self._window, self._least)
+
+    # -- rounds ------------------------------------------------------------------------------------------------------
+
+    def _has_queue(self) -> bool:
+        """Return whether round trips of this round or the last were longer than without a queue."""
+        shortest = self.shortest.value_ns
+        return shortest is not None and max(self._longest_ns, self._longest_before_ns) > shortest * 9 // 8 + _MS
+
+    def _is_too_much(self, total: int) -> bool:
+        """Return whether what was lost in this round is congestion's; `total`: bytes that the round had at least."""
+        total = max(total, self._acked + self._lost)
+        if self._lost <= _EXCESS_DATAGRAMS * self._datagram:
+            return False
+        share = self._lost * PARTS // total
+        usual = self.noise.share + max(_EXCESS, _SPREADS * self.noise.spread)
+        return share > _MOST_LOSS or (share > usual and self._has_queue())
+
+    @property
+    def _is_steady(self) -> bool:
+        return self.state is BbrState.DOWN or self.state is BbrState.CRUISE
+
+    def _is_busy(self, sample: AckSample) -> bool:
+        """Return whether the path had as much as it could take: the application did not limit it, or it has a queue."""
+        return not sample.app_limited or self._has_queue()
+
+    def _is_others(self, *, too_much: bool) -> bool:
+        """Return whether what a round has lost asks to give way to others."""
+        if not self._is_steady or self._round - self._waiting_since_round < _OWN_ROUNDS:
+            return False
+        if too_much or self._slow is not None:
+            return too_much
+        total = self._acked + self._lost
+        usual = (2 * self.noise.share + _SPREADS * self.noise.spread) * total // PARTS
+        return self._lost > usual + _PRESSED_DATAGRAMS * self._datagram and self._has_queue()
+
+    def _end_round(self, sample: AckSample) -> None:
+        """Take stock of a round trip (5.5.1)."""
+        too_much = self._is_too_much(self._flight)
+        if self.state is not BbrState.UP and not self._is_probe and not self._has_queue():
+            self.noise.on_round(self._lost, self._acked, self._datagram)
+        if self.state is BbrState.STARTUP:
+            self._check_full(sample, too_much=too_much)
+        elif self._is_others(too_much=too_much):
+            self._give_way()
+        self._round += 1
+        self._round_end = sample.delivered
+        self._clumps.on_round(self._round)
+        self._longest_before_ns, self._longest_ns = self._longest_ns, sample.rtt_ns or 0
+        self._acked = self._lost = self._flight = 0
+        rounds = self._round - self._since_round
+        if self.state is BbrState.DOWN and self._is_probe and rounds >= 2:
+            self._is_probe = False
+        elif self.state is BbrState.REFILL:
+            self._go_up(sample.now_ns)
+        elif self.state is BbrState.UP:
+            if self._raised:
+                self._rise = min(2 * self._rise, _MOST_RISE)
+            if rounds >= 2 and self._is_busy(sample):
+                self._check_up(sample.now_ns)
+            elif not self._raised:
+                self._pace_gain = 100
+            self._raised = False
+
+    def _give_way(self) -> None:
+        self._slow = max(self._bounded * _YIELD // 100, 1)
+
+    def _check_full(self, sample: AckSample, *, too_much: bool) -> None:
+        """End STARTUP where the bandwidth grows no more: for three rounds, or one that has lost too much."""
+        if self.bandwidth.value * 100 >= self._full * _FULL_GROWTH and self.bandwidth.value:
+            self._full, self._full_rounds = self.bandwidth.value, 0
+        elif self._is_busy(sample):
+            self._full_rounds += 1
+            if too_much:
+                safe = self._contents(self.bandwidth.value) * _SAFE // 100
+                self._most = max(safe, self._acked, self._least)
+            if too_much or self._full_rounds >= _FULL_ROUNDS:
+                self._is_full = True
+                self._go(BbrState.DRAIN)
+
+    def _check_up(self, now_ns: int) -> None:
+        """End UP where it brings nothing more; called when a round of its own packets was acknowledged."""
+        bandwidth = self.bandwidth.value
+        if bandwidth * 100 >= self._full * _GROWTH or self._raised:
+            self._full = bandwidth
+            self._go(BbrState.UP)
+        else:
+            self._go_down(now_ns)
+
+    def _raise_most(self, sample: AckSample) -> None:
+        """Allow for more in flight where that was the limit: by 1, 2, 4 ... datagrams a round (5.3.3.6).
+
+        Once a fifth of a queue fits as well it is no limit to a flow that makes none: raising it would only make one.
+        """
+        most = self._most
+        if most is None or self._window < most or not sample.fills(self._window, slow_start=False):
+            return
+        if most * 100 >= self._contents(self.bandwidth.value) * _AMPLE:
+            return
+        self._raised = True
+        self._rise_credit += self._rise * self._datagram * sample.acked
+        self._most = most + self._rise_credit // most
+        self._rise_credit %= most
+
+    # -- states ------------------------------------------------------------------------------------------------------
+
+    def _go(self, state: BbrState) -> None:
+        self.state = state
+        self._pace_gain, self._window_gain = _GAINS[state]
+        self._since_round = self._round
+
+    def _go_down(self, now_ns: int) -> None:
+        """Begin a cycle of probing."""
+        self.bandwidth.end_cycle()
+        self._wait_ns = _WAIT_NS + _WAIT_SPREAD_NS * int.from_bytes(self._draw(2), "big") // 65536
+        self._waiting_since_ns, self._waiting_since_round = now_ns, self._round
+        self._go(BbrState.DOWN)
+
+    def _go_up(self, now_ns: int) -> None:
+        self._full = self.bandwidth.value
+        self._rise, self._rise_credit = 1, 0
+        self._is_probe = True
+        self._slow = None
+        self._go(BbrState.UP)
+
+    def _advance(self, sample: AckSample) -> None:
+        """Leave a state whose end has come."""
+        now_ns, state = sample.now_ns, self.state
+        rounds = self._round - self._since_round
+        if state is BbrState.PROBE_RTT:
+            self._wait_for_quiet(sample)
+        elif state is BbrState.DRAIN:
+            if rounds >= _DRAIN_ROUNDS or self._is_drained(sample):
+                self._go_down(now_ns)
+        elif state is BbrState.DOWN or state is BbrState.CRUISE:
+            if self._is_time_to_probe(now_ns):
+                if self._slow is not None:
+                    self.bandwidth.cut(self._slow)
+                self._slow = None
+                self._go(BbrState.REFILL)
+                self._round_end = sample.delivered
+            elif state is BbrState.DOWN and rounds >= 1 and (rounds >= _DRAIN_ROUNDS or self._is_drained(sample)):
+                self._go(BbrState.CRUISE)
+
+    def _is_drained(self, sample: AckSample) -> bool:
+        """Return whether no more is in flight than the path holds without a queue."""
+        return sample.in_flight <= self._contents(self._bounded)
+
+    def _is_time_to_probe(self, now_ns: int) -> bool:
+        rounds = min(self._contents(self._bounded) // self._datagram, _MOST_WAIT_ROUNDS)
+        waited = self._round - self._waiting_since_round
+        return now_ns - self._waiting_since_ns >= self._wait_ns or waited >= max(rounds, 2)
+
+    def _wait_for_quiet(self, sample: AckSample) -> None:
+        """Stay in PROBE_RTT for 200 ms and a round after no more than it allows is in flight."""
+        if self._quiet_until_ns is None:
+            if sample.in_flight <= self._target():
+                self._quiet_until_ns = sample.now_ns + _PROBE_RTT_NS
+                self._since_round = self._round
+        elif sample.now_ns >= self._quiet_until_ns and self._round > self._since_round:
+            self._leave_probe_rtt(sample.now_ns)
+
+    def _leave_probe_rtt(self, now_ns: int) -> None:
+        """Go back to what was being done: STARTUP, or cruising (5.3.4.4)."""
+        self._quiet_until_ns = None
+        if self._is_full:
+            self._go_down(now_ns)
+            self._go(BbrState.CRUISE)
+        else:
+            self._go(BbrState.STARTUP)
+
+    def _resize(self, sample: AckSample) -> None:
+        """Set the window (5.6.4.6): it grows by what arrives."""
+        target = self._target()
+        if self._is_full:
+            self._window = min(self._window + sample.acked, target)
+        elif self._window < target or sample.delivered < start_window(self._datagram):
+            self._window += sample.acked
+        if self.state is BbrState.PROBE_RTT:
+            self._window = min(self._window, target)
+        self._window = max(self._window, self._least)
+
+
+def _looser(one: int | None, other: int | None) -> int | None:
+    """Return the higher of two limits."""
+    return None if one is None or other is None else max(one, other)
