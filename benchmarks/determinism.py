@@ -187,9 +187,11 @@ async def over_network(world: int, nbytes: int, rounds: int) -> dict[str, Any]:
             "exact": all_reduce(exact=True),
             "bfloat16 wire": all_reduce(wire="bfloat16"),
             "int8 wire": all_reduce(wire="int8"),
+            "int4 wire": all_reduce(wire="int4"),
+            "topk:1/64 wire": all_reduce(wire="topk:1/64"),
         }
         results = {name: await call() for name, call in variants.items()}
-        for name in ("canonical", "float64", "exact", "bfloat16 wire", "int8 wire"):
+        for name in list(variants)[1:]:
             assert all(result.tobytes() == results[name][0].tobytes() for result in results[name]), name
         found = []
         for _ in range(rounds):
