@@ -182,6 +182,14 @@ async def calls(block: str, directory: Path) -> None:
             assert [total.tolist() for total in made["totals"]] == [[3.0, 3.0], [[3.0, 3.0], [3.0, 3.0]]]
 
 
+async def fed_back(block: str, directory: Path) -> None:
+    x = np.linspace(-1, 1, 9, dtype=np.float32)
+    async with cluster(2) as jobs:
+        for made in await asyncio.gather(*(piece(block, job=job, np=np, x=x) for job in jobs)):
+            assert np.abs(made["total"] - 2 * x).max() <= 4 / 251
+            assert 0 < np.abs(made["lost"]).max() <= 1 / 251
+
+
 async def sub_groups(block: str, directory: Path) -> None:
     async with cluster(6, timeout=60.0) as jobs:
         made = await asyncio.gather(*(piece(block, job=job, x=np.ones(2)) for job in jobs))
@@ -677,6 +685,7 @@ RUNS: dict[str, Run] = {
     "examples/partition_safety/README.md: def split(sim):": scenarios,
     "docs/checkpoints.md: saver = quicoll.train.Checkpointer(job, directory, every=5)": checkpoints,
     "docs/collectives.md: total = await job.group.all_reduce(x)  # one after the other": calls,
+    "docs/collectives.md: lost = np.zeros_like(x)  # one for each leaf, from the first": fed_back,
     "docs/collectives.md: row = await job.group.split(job.rank // 4)  # ranks of one c": sub_groups,
     "docs/collectives.md: for row in job.stragglers():": stragglers,
     "docs/explanation/same_bits.md: a, b, c = np.float32(1e8), np.float32(-1e8), np.float32(1.0)": in_order,
