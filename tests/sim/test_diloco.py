@@ -273,16 +273,24 @@ RECIPE: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("when", deep([2.1, 3.3], [0.9, 1.6, 2.1, 2.8, 3.3]))
-def test_a_rank_that_is_killed_in_a_round_and_whose_workers_others_take_over_changes_no_bit(when: float) -> None:
+STATELESS: dict[str, Any] = {"fragments": 1, "delay": 0, "feedback": False, "keep_inner": False}
+
+
+@pytest.mark.parametrize(
+    ("when", "options"),
+    deep([(2.1, {}), (3.3, STATELESS)], [*((when, {}) for when in (0.9, 1.6, 2.1, 2.8, 3.3)), (3.3, STATELESS)]),
+)
+def test_a_rank_that_is_killed_in_a_round_and_whose_workers_others_take_over_changes_no_bit(
+    when: float, options: dict[str, Any]
+) -> None:
     def events(sim: Simulation) -> None:
         sim.at(when).crash(1)
         sim.at(when + 20.0).restart(1)  # when the job is done
 
-    found = trained(3, pace=0.25, events=events, **RECIPE)
+    found = trained(3, pace=0.25, events=events, **RECIPE | options)
     assert found.aborted > 0
     assert len(found.models) == 2
-    found.same(trained(1, **RECIPE))
+    found.same(trained(1, **RECIPE | options))
 
 
 def test_ranks_that_are_killed_one_after_the_other_and_come_back_change_no_bit() -> None:
