@@ -68,6 +68,16 @@ def adam(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=0.02)
 
 
+def clipped(model: nn.Module) -> torch.optim.Optimizer:
+    made = torch.optim.SGD(model.parameters(), lr=1.0)
+
+    def clip(*_: object) -> None:
+        nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+
+    made.register_step_pre_hook(clip)
+    return made
+
+
 def nesterov(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
 
@@ -245,6 +255,14 @@ def test_the_bits_are_those_of_one_rank_on_any_number_of_them(variant: str) -> N
     alone = trained(1, **VARIANTS[variant])
     for ranks in deep((3,), (2, 3, 4, 5)):
         trained(ranks, **VARIANTS[variant]).same(alone)
+
+
+def test_a_hook_of_the_inner_optimizer_clips_what_a_worker_s_step_moves() -> None:
+    found = trained(2, inner=clipped, rounds=1)
+    found.same(trained(1, inner=clipped, rounds=1))
+    before = of_layers().state_dict()
+    moved = sum(float((value - before[name]).square().sum()) for name, value in found.models[0].items()) ** 0.5
+    assert 0 < moved <= 1.9 * 0.7 * EVERY * 1e-3 * 1.001  # the outer step of as many inner ones
 
 
 def test_the_schedule_is_by_the_number_of_the_inner_step_over_all_rounds() -> None:
