@@ -322,7 +322,9 @@ class DiLoCo(Worker):
                 for group, rate in zip(self._inner.param_groups, self._rates, strict=True):
                     group["lr"] = rate
         worker.state = state
-        worker.loss += float(loss[0].detach())
+        worker.loss = (
+            worker.loss + loss[0].detach().double()
+        )  # read at the end of the round: a device is not waited for
         worker.steps += 1
 
     def _exchange(self, shards: Shards, workers: Sequence[LogicalWorker], fragment: int) -> Handle[torch.Tensor]:
@@ -379,7 +381,7 @@ class DiLoCo(Worker):
                         own.copy_(value)
 
     async def _mean_loss(self, shards: Shards, workers: Sequence[LogicalWorker]) -> float:
-        leaves = [np.array([worker.loss / max(worker.steps, 1)], np.float32) for worker in workers]
+        leaves = [np.array([float(worker.loss) / max(worker.steps, 1)], np.float32) for worker in workers]
         mean = await self._job.group.all_reduce(
             shards.leaves(leaves, like=np.empty(1, np.float32)), op="avg", algorithm=self._algorithm
         )

@@ -59,7 +59,7 @@ class LogicalWorker:
     values: list[torch.Tensor]
     state: list[State] | None
     residuals: list[torch.Tensor]
-    loss: float = 0.0
+    loss: torch.Tensor | float = 0.0
     steps: int = 0
 
 

@@ -68,6 +68,16 @@ def adam(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=0.02)
 
 
+def clipped(model: nn.Module) -> torch.optim.Optimizer:
+    made = torch.optim.SGD(model.parameters(), lr=1.0)
+
+    def clip(*_: object) -> None:
+        nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+
+    made.register_step_pre_hook(clip)
+    return made
+
+
 def nesterov(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
 
@@ -247,6 +257,14 @@ def test_the_bits_are_those_of_one_rank_on_any_number_of_them(variant: str) -> N
         trained(ranks, **VARIANTS[variant]).same(alone)
 
 
+def test_a_hook_of_the_inner_optimizer_clips_what_a_worker_s_step_moves() -> None:
+    found = trained(2, inner=clipped, rounds=1)
+    found.same(trained(1, inner=clipped, rounds=1))
+    before = of_layers().state_dict()
+    moved = sum(float((value - before[name]).square().sum()) for name, value in found.models[0].items()) ** 0.5
+    assert 0 < moved <= 1.9 * 0.7 * EVERY * 1e-3 * 1.001  # the outer step of as many inner ones
+
+
 def test_the_schedule_is_by_the_number_of_the_inner_step_over_all_rounds() -> None:
     asked: list[int] = []
 
@@ -273,16 +291,24 @@ RECIPE: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("when", deep([2.1, 3.3], [0.9, 1.6, 2.1, 2.8, 3.3]))
-def test_a_rank_that_is_killed_in_a_round_and_whose_workers_others_take_over_changes_no_bit(when: float) -> None:
+STATELESS: dict[str, Any] = {"fragments": 1, "delay": 0, "feedback": False, "keep_inner": False}
+
+
+@pytest.mark.parametrize(
+    ("when", "options"),
+    deep([(2.1, {}), (3.3, STATELESS)], [*((when, {}) for when in (0.9, 1.6, 2.1, 2.8, 3.3)), (3.3, STATELESS)]),
+)
+def test_a_rank_that_is_killed_in_a_round_and_whose_workers_others_take_over_changes_no_bit(
+    when: float, options: dict[str, Any]
+) -> None:
     def events(sim: Simulation) -> None:
         sim.at(when).crash(1)
         sim.at(when + 20.0).restart(1)  # when the job is done
 
-    found = trained(3, pace=0.25, events=events, **RECIPE)
+    found = trained(3, pace=0.25, events=events, **RECIPE | options)
     assert found.aborted > 0
     assert len(found.models) == 2
-    found.same(trained(1, **RECIPE))
+    found.same(trained(1, **RECIPE | options))
 
 
 def test_ranks_that_are_killed_one_after_the_other_and_come_back_change_no_bit() -> None:
