@@ -1,7 +1,8 @@
 """What a job's status means, in words: one sentence, a few lines, and a row for each node, the troubled ones first.
 
 `quicoll status`, `quicoll top` and its page show the same words; how they look there is theirs. Everything said is in
-the words, never in a colour alone.
+the words, never in a colour alone. Texts of nodes (why one left, what an error said) are shown without characters that
+a terminal would obey.
 """
 
 from __future__ import annotations
@@ -109,18 +110,18 @@ def picture_of(glance: Glance, *, patience_ns: int | None = None) -> Picture:
     """
     status = glance.status
     if status is None:
-        sentence = f"job {glance.job}: nothing is known of it: {glance.trouble}"
+        sentence = _shown(f"job {glance.job}: nothing is known of it: {glance.trouble}")
         return Picture(job=glance.job, condition="unknown", sentence=sentence)
     condition = condition_of(status, patience_ns=patience_ns)
     rows = sorted((_row(status, each) for each in status.members), key=lambda row: not row.troubled)
     return Picture(
         job=glance.job,
         condition=condition,
-        sentence=f"job {glance.job}: {_sentence(status, condition)}",
-        lines=_lines(status, condition, glance.coordinator),
+        sentence=_shown(f"job {glance.job}: {_sentence(status, condition)}"),
+        lines=tuple(_shown(line) for line in _lines(status, condition, glance.coordinator)),
         rows=tuple(rows),
         unlisted=status.unlisted,
-        events=tuple((duration_words(each.ago_ns), each.said) for each in status.events),
+        events=tuple((duration_words(each.ago_ns), _shown(each.said)) for each in status.events),
     )
 
 
@@ -142,6 +143,11 @@ def facts_of(glance: Glance, *, patience_ns: int | None = None) -> dict[str, Any
         "late": [] if status is None else [each.node for each in status.members if is_late(status, each)],
         "status": None if status is None else _in_seconds(status),
     }
+
+
+def _shown(text: str) -> str:
+    """One line, of characters that are only seen."""
+    return "".join(each if each.isprintable() else " " for each in text)
 
 
 def _in_seconds(value: Any) -> Any:
@@ -297,12 +303,12 @@ def _row(status: JobStatus, member: MemberStatus) -> NodeRow:
         notes.append(f"{member.resends} sent again")
     here = member.state not in ("lost", "missing", "gone") and member.for_ns is not None
     return NodeRow(
-        node=member.node,
+        node=_shown(member.node),
         rank="" if member.rank is None else str(member.rank),
         state=_STATES.get(member.state, member.state),
         step=str(member.step) if here and member.state != "done" else "",
         rtt="" if member.rtt_ns is None else _round_trip(member.rtt_ns),
-        note="; ".join(notes),
+        note=_shown("; ".join(notes)),
         troubled=late or member.doubted or member.state in _TROUBLED,
     )
 

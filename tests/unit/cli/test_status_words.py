@@ -218,6 +218,25 @@ def test_what_a_peer_has_written_is_shown_and_never_a_style() -> None:
     assert "[bold]x[/bold] [red]" in on_terminal(picture, width=120)
 
 
+def test_what_a_terminal_would_obey_is_not_shown() -> None:
+    evil = "\x1b[2J\x1b]0;owned\x07\r\nquicoll: all is well\N{RIGHT-TO-LEFT OVERRIDE}"
+    seen = glance(
+        node(f"a{evil}", "lost", for_ns=S, why=evil),
+        stage="forming",
+        held=evil,
+        waiting_for=evil,
+        wanted=3,
+        events=(EventStatus(ago_ns=0, kind="held", said=evil),),
+    )
+    picture = picture_of(seen)
+    unseen = Glance(job="train", coordinator="a:1", trouble=evil)
+    rows = [text for row in picture.rows for text in (row.node, row.note)]
+    events = [said for _, said in picture.events]
+    for text in (picture.sentence, *picture.lines, *rows, *events, picture_of(unseen).sentence):
+        assert text.isprintable(), text
+    assert "owned" in picture.sentence
+
+
 def test_without_colour_the_words_say_it_all() -> None:
     text = on_terminal(picture_of(glance(stage="forming", held="1 of 2")), width=80, color=False)
     assert "HELD" in text
