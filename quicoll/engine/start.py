@@ -124,7 +124,12 @@ async def start_with(
     Raises:
         LocalError: The deny list cannot be used, or the network not made.
     """
-    denied = _listed(config)
+    try:
+        denied = _listed(config)
+    except LocalError:
+        if flight is not None:
+            flight.close()
+        raise
     owned = runtime is None
     if runtime is None:
         runtime = ThreadRuntime(config.node, share=config.engine_share, lost_after=config.lost_after)
