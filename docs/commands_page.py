@@ -33,7 +33,7 @@ variable is named beside an option, it is taken when the option is not given.
 def page() -> str:
     """The whole page."""
     root: Any = get_command(app)
-    parts = [HEAD]
+    parts = [HEAD, *_declared("quicoll", root.callback, "COMMAND")]
     for name in root.list_commands(None):
         parts += _command(f"quicoll {name}", root.get_command(None, name), level=2)
     return "\n".join(parts)
@@ -47,12 +47,16 @@ def _command(path: str, command: Any, *, level: int) -> Iterator[str]:
         for name in sorted(inner):
             yield from _command(f"{path} {name}", inner[name], level=level + 1)
         return
+    yield from _declared(path, command.callback)
+
+
+def _declared(path: str, callback: Any, rest: str = "") -> Iterator[str]:
     # What the functions declare, and not what typer keeps of it, which is its own affair and differs by version.
-    function = inspect.unwrap(command.callback)
+    function = inspect.unwrap(callback)
     parameters = [Declared.read(each) for each in inspect.signature(function, eval_str=True).parameters.values()]
     given = [each for each in parameters if isinstance(each.info, ArgumentInfo)]
     options = [each for each in parameters if isinstance(each.info, OptionInfo) and not each.info.hidden]
-    words = "".join(f" {each.names}" for each in given)
+    words = "".join(f" {each.names}" for each in given) + (f" {rest}" if rest else "")
     yield f"```text\n{path}{' [OPTIONS]' if options else ''}{words}\n```\n"
     rows = [f"| {_in_table(_code(each.names))} | {_in_table(each.said)} |" for each in (*given, *options)]
     if rows:
@@ -93,7 +97,7 @@ class Declared:
             name = self.name.replace("_", "-")
             names = [f"--{name}/--no-{name}" if self.kind is bool else f"--{name}"]
         shown = ", ".join(sorted(names, key=len)).replace("/", " / ")
-        return shown if self.kind is bool else f"{shown} {self._value()}"
+        return shown if self.kind is bool or self.info.count else f"{shown} {self._value()}"
 
     def _value(self) -> str:
         if self.info.metavar:
@@ -119,7 +123,7 @@ class Declared:
             parts.append(f"Default: {_text(self.info.show_default)}.")
         elif self.required:
             parts.append("Required.")
-        elif self.info.show_default and self.default not in (None, False, ""):
+        elif self.info.show_default and not self.info.count and self.default not in (None, False, ""):
             parts.append(f"Default: {_code('on' if self.default is True else str(self.default))}.")
         if self.info.envvar:
             parts.append(f"Variable: {_code(str(self.info.envvar))}.")

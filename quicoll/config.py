@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 from quicoll.checks import MAX_MEMBERS, MAX_NAME, MAX_SECONDS, MAX_WHOLE, whole
 from quicoll.errors import LocalError
 from quicoll.launchers import Given, master_of, node_of, rank_of, world_size_of
+from quicoll.observability.logs import LOG_LEVELS
 from quicoll_transport.errors import AddressError, TransportError
 from quicoll_transport.net.addresses import is_unspecified, is_v6, parse_address
 from quicoll_transport.net.resolver import Resolver, resolve_all
@@ -62,6 +63,7 @@ class JoinSettings(TypedDict, total=False):
     qlog: str | os.PathLike[str] | None
     flight_dir: str | os.PathLike[str] | None
     late_stacks: bool | None
+    log: str | None
     local: bool | None
     engine_share: float | None
     congestion: str | None
@@ -133,6 +135,13 @@ def _switch(value: Any) -> bool:
         return _SWITCH[str(value).lower()]
     except KeyError:
         raise ValueError(f"must be one of {', '.join(_SWITCH)}") from None
+
+
+def _level(value: Any) -> str:
+    level = str(value).lower()
+    if level not in LOG_LEVELS:
+        raise ValueError(f"must be one of {', '.join(LOG_LEVELS)}")
+    return level
 
 
 def _address(value: Any) -> str:
@@ -213,6 +222,7 @@ _FIELDS: dict[str, _Field] = {
     "qlog": _Field(_text, None),
     "flight_dir": _Field(_text, None),
     "late_stacks": _Field(_switch, True),
+    "log": _Field(_level, None),
     "local": _Field(_switch, True),
     "engine_share": _Field(_part, 1.0),
     "congestion": _Field(_congestion, "cubic"),
@@ -296,6 +306,8 @@ class Config:
         flight_dir: Directory for one file of each process with what it did last, written when something fails (`quicoll
             post-mortem`); None keeps and writes nothing.
         late_stacks: Whether a rank that is late tells those who wait for it where its threads are, and asks others.
+        log: From which level on what quicoll logs is heard, on stderr where the program has no handler: "debug",
+            "info", "warning" or "error"; None leaves logging to the program.
         local: Whether ranks that share a host hand each other what they can through its memory.
         engine_share: Part of the time that the engine's thread takes at most while other threads of the program compute
             and none waits for it; 1 is no bound.
@@ -330,6 +342,7 @@ class Config:
     qlog: str | None
     flight_dir: str | None
     late_stacks: bool
+    log: str | None
     local: bool
     engine_share: float
     congestion: str

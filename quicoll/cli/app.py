@@ -6,6 +6,7 @@ import all commands takes half a second, twice before the first worker starts.
 
 from __future__ import annotations
 
+import os
 import signal
 from importlib import import_module
 from importlib.metadata import version as installed_version
@@ -14,6 +15,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 from typer.main import get_group
+
+from quicoll.observability.logs import hear
 
 __all__ = ["app"]
 
@@ -86,5 +89,12 @@ def _options(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
+    verbose: Annotated[
+        int, typer.Option("-v", "--verbose", count=True, help="Log what happens, to stderr; -vv: each step too.")
+    ] = 0,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Log errors alone, and no warnings.")] = False,
 ) -> None:
-    pass
+    if verbose or quiet:
+        level = "error" if quiet else "info" if verbose == 1 else "debug"
+        os.environ.setdefault("QUICOLL_LOG", level)  # for the processes that the command starts
+        hear(level)

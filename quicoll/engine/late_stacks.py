@@ -12,8 +12,8 @@ there when the operation fails is in its error, and that there is nothing is sai
 
 Only who is in the view is asked, and only those who are in it get an answer: the text that a rank makes of its stacks
 (quicoll.observability.thread_stacks) has names of functions and files, no values and no lines of source. It is made
-once a second at most, whoever asks, and each peer gets one a second. `late_stacks` off: none is given and none asked
-for; who asks hears so.
+once a second at most, whoever asks, and each peer gets one a second. What comes is shown without control characters.
+`late_stacks` off: none is given and none asked for; who asks hears so.
 
 Invariants: an answer that was not asked for, or comes after the error, is dropped; texts are kept for the ranks of one
 view, of MAX_TOLD characters each; no operation ends later because of any of this.
@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quicoll.engine.messages import MAX_TOLD, AskStack, StackTold, encode_message
+from quicoll.observability.flight_record import printable
 from quicoll_transport.errors import TransportError
 
 if TYPE_CHECKING:
@@ -126,8 +127,8 @@ class LateStacks:
         if asked is None or asked.view != view.view_id or asked.silent or asked.answered is not None:
             return
         asked.answered = self._now()
-        asked.text = message.text
-        self._on_told(link.node, message.text or _kept(link.node))
+        asked.text = "\n".join(printable(line, MAX_TOLD) for line in message.text.split("\n"))
+        self._on_told(link.node, asked.text or _kept(link.node))
 
     def _answer(self, link: Link, view_id: int) -> None:
         now = self._now()

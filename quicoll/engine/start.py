@@ -23,6 +23,7 @@ from quicoll.local.memory import unusable
 from quicoll.membership.incarnation import CHANCE_BYTES, first
 from quicoll.observability.events import JsonLines, Observer, Observers, make_directory
 from quicoll.observability.flight_files import record_flight
+from quicoll.observability.logs import hear
 from quicoll.observability.thread_stacks import thread_stacks
 from quicoll_transport.errors import TransportError
 from quicoll_transport.net.addresses import is_numeric, is_v6, parse_address
@@ -55,6 +56,8 @@ async def start(
     Raises:
         LocalError: Settings, certificates or an address cannot work.
     """
+    if config.log is not None:
+        hear(config.log)
     try:
         credentials = read_access(config).credentials
     except LocalError as error:
@@ -121,7 +124,12 @@ async def start_with(
     Raises:
         LocalError: The deny list cannot be used, or the network not made.
     """
-    denied = _listed(config)
+    try:
+        denied = _listed(config)
+    except LocalError:
+        if flight is not None:
+            flight.close()
+        raise
     owned = runtime is None
     if runtime is None:
         runtime = ThreadRuntime(config.node, share=config.engine_share, lost_after=config.lost_after)

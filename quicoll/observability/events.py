@@ -17,11 +17,12 @@ from typing import Any, TypeAlias
 
 from quicoll.errors import LocalError
 from quicoll.observability.flight import FlightRecorder
+from quicoll.observability.logs import level_of_event
 from quicoll.observability.sentences import sentence
 
 __all__ = ["Event", "JsonLines", "Observer", "Observers", "make_directory"]
 
-log = logging.getLogger("quicoll")
+log = logging.getLogger("quicoll.events")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +80,17 @@ class Observers:
         self._observers = [observer for observer in (*observers, flight) if observer is not None]
 
     def emit(self, kind: str, **fields: Any) -> None:
-        """Give an event to every observer, and to the log at level INFO, in a sentence.
+        """Give an event to every observer, and to the log in a sentence, at the level of its kind.
 
         Args:
             kind: One of those that Event lists.
             fields: The kind's fields.
         """
         event = Event(self._now_ns(), self._node, kind, fields)
-        if log.isEnabledFor(logging.INFO):
-            log.info("%s: %s", self._node, sentence(kind, fields))
+        level = level_of_event(kind)
+        if log.isEnabledFor(level):
+            about = {"node": self._node, "kind": kind, "fields": fields}
+            log.log(level, "%s: %s", self._node, sentence(kind, fields), extra=about)
         for observer in self._observers:
             try:
                 observer(event)

@@ -122,7 +122,8 @@ class FlightWriter:
 
     def wanted(self) -> None:
         """There is something to write down. Never waits."""
-        self._asks.put(None)
+        if not self._closed and os.getpid() == self._pid:  # nobody takes it out otherwise
+            self._asks.put(None)
 
     def flush(self, timeout: float = END_S) -> bool:
         """Write a file now, and wait until that is done, or cannot be. Return whether that came in time."""
@@ -136,12 +137,12 @@ class FlightWriter:
         """Write what is wanted, for END_S at most, and stop."""
         if self._closed or os.getpid() != self._pid:
             return
-        if not self._asks.empty():
-            self.flush()
+        answers = self._asks.empty() or self.flush()
         self._closed = True
         self._closing.set()
         self._asks.put(None)
-        self._thread.join(END_S)
+        if answers:
+            self._thread.join(END_S)
 
     def _run(self) -> None:
         while True:

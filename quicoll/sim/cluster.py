@@ -72,6 +72,7 @@ class Simulation:
         compute: Simulated seconds from the entry of each step to its body, for what the body computes: that takes no
             time of its own here. With 0 a loop that never sleeps does thousands of steps between two faults.
         recorder: Gets every event (quicoll.sim.trace.recording has one).
+        flights: Whether ranks have flight recorders, which `flights_written` gives afterwards.
         progress: Called now and then while a run takes long in real time, with a line for people.
     """
 
@@ -86,6 +87,7 @@ class Simulation:
         replay: ReplayedDigest | None = None,
         compute: float = 0.0,
         recorder: Recorder | None = None,
+        flights: bool = False,
         progress: Callable[[str], None] | None = None,
     ) -> None:
         if not 0 <= compute < 3600:
@@ -97,6 +99,7 @@ class Simulation:
         self._takes_simulation = _positional(worker) > 1
         self.compute = compute
         self._recorder = recorder
+        self._flights = flights
         self._progress = progress
         self._told_at = 0.0
         self._replay = replay if reference is None else lambda step, _: reference(step)
@@ -175,7 +178,7 @@ class Simulation:
         )
 
     @property
-    def flights(self) -> tuple[FlightFile, ...]:
+    def flights_written(self) -> tuple[FlightFile, ...]:
         """What the flight recorders of all processes wrote, for `quicoll.observability.post_mortem.conclude`."""
         machines = self._fleet.machines.values()
         return tuple(machine.flights[life] for machine in machines for life in sorted(machine.flights))
@@ -205,6 +208,7 @@ class Simulation:
                 checker=self.checker,
                 work=self._work,
                 failed=self._fail,
+                flights=self._flights,
             )
             for machine in self._fleet.machines.values():
                 machine.on_vote = partial(self._voted, machine.name)

@@ -124,7 +124,7 @@ class Fleet:
 
     seed: of the run, and of the job. newcomers: nodes that come later. compute_s: of each step. work(job): the user's
     code, on every rank that has joined. checker: hears of ends, and watches what each process does. failed: is told
-    of an end that is the fault of the code, or of its test.
+    of an end that is the fault of the code, or of its test. flights: whether ranks have flight recorders.
     """
 
     def __init__(
@@ -138,6 +138,7 @@ class Fleet:
         checker: Checker,
         work: Callable[[Job], Awaitable[Any]],
         failed: Failed,
+        flights: bool = False,
     ) -> None:
         self.machines: dict[str, Machine] = {}
         self.aborted = 0
@@ -148,6 +149,7 @@ class Fleet:
         self._checker = checker
         self._work = work
         self._failed = failed
+        self._flights = flights
         self._closing: dict[str, asyncio.Future[None]] = {}  # of the coordinators' processes, by machine
         self._services: dict[str, tuple[asyncio.AbstractEventLoop, CoordinatorService]] = {}  # likewise
         self._asked: tuple[int, tuple[str, ...]] | None = None  # what an operator asks for, until it is taken
@@ -415,7 +417,7 @@ class Fleet:
             runtime=InlineRuntime(),
             wall_clock=_wall_clock,
             host=self._shared_host(machine),
-            flight=self._flight(machine),
+            flight=self._flight(machine) if self._flights else None,
         )
         machine.engine, machine.endpoint = engine, engine.endpoint
         Lies(engine.endpoint, machine.lies_to)

@@ -76,6 +76,13 @@ def test_the_answer_of_a_late_rank_is_in_the_notes_of_the_error_and_in_the_fligh
     assert bench.told == [("b", "thread MainThread:\n  x.py:3 in f")]
 
 
+def test_what_a_peer_says_steers_no_terminal(bench: Bench) -> None:
+    bench.late.ask(VIEW, [1])
+    bench.late.receive(bench.links["b"], StackTold(7, "thread x:\n  \x1b[2Jf"), VIEW)
+    assert bench.told == [("b", "thread x:\n   [2Jf")]
+    assert bench.notes()[0].endswith("thread x:\n   [2Jf")
+
+
 def test_that_no_answer_came_is_said(bench: Bench) -> None:
     bench.late.ask(VIEW, [1])
     bench.now += 1.5
