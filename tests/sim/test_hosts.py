@@ -14,6 +14,7 @@ from quicoll.sim import Settings, Simulation
 from quicoll.sim.runner import run_scenario
 from quicoll.sim.scenario.language import parse_events
 from quicoll.sim.scenario.swarm import Scenario
+from quicoll.sim.subgroups import Grouping, grouping
 
 if TYPE_CHECKING:
     from quicoll.job import Job
@@ -181,6 +182,7 @@ def test_power_is_lost_by_all_of_a_host() -> None:
     assert {"worker-2", "worker-3", "worker-4"} in [{*found} for found in told.used.values()]
 
 
+GROUPED = 10  # a seed whose workload splits in each step
 MEETING = range(1, 17)  # steps that each of three ranks takes until it has met
 BEYOND = (17, 18, 20, 22, 25, 30, 40, 60, 100, 160, 250)
 
@@ -195,6 +197,18 @@ def test_a_rank_killed_at_any_step_of_a_meeting_or_in_memory_is_survived_by_all_
         text = f"sim.at(0.0).memory({rank}, 'kill', after={after}); sim.at(1.2).heal()"
         killed += run(text, Told(), seed=after, steps=2).injected.get("memory_kill", 0)
     assert killed > len(MEETING)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", range(3))
+def test_a_rank_killed_in_the_rooms_of_its_sub_groups_is_survived_by_all_others(rank: int) -> None:
+    """In each step it splits all ranks in four ways, and works in all of these groups at once."""
+    assert grouping(GROUPED) == Grouping(every=1, keeps=False)
+    killed = 0
+    for after in range(20, 420, 50):
+        text = f"sim.at(0.0).memory({rank}, 'kill', after={after}); sim.at(1.2).heal()"
+        killed += run(text, Told(), seed=GROUPED, steps=2).injected.get("memory_kill", 0)
+    assert killed == 8
 
 
 def test_a_seed_gives_the_same_run_twice() -> None:

@@ -10,6 +10,8 @@ from local_mutants import LOCAL_MUTANTS
 from named_tests import Below, run_named
 
 import quicoll.local.small
+from quicoll.engine.neighbourhood import Neighbourhood
+from quicoll.engine.rows import CallRow
 from quicoll.local.layout import PUBLISHED
 
 if TYPE_CHECKING:
@@ -31,7 +33,31 @@ def a_call_is_counted_before_it_is_written(patch: Patch) -> None:
     patch.setattr(quicoll.local.small.SmallCalls, "_publish", hasty)
 
 
+def a_room_changes_hands_before_the_others_are_through(patch: Patch) -> None:
+    patch.setattr(CallRow, "_at_rest", lambda self: not self.under_way)
+
+
+def who_publishes_last_does_not_look_again(patch: Patch) -> None:
+    advanced = Neighbourhood._advanced
+
+    def once(self: Neighbourhood, row: CallRow) -> bool:
+        advanced(self, row)
+        return False
+
+    patch.setattr(Neighbourhood, "_advanced", once)
+
+
 BELOW = (
+    Below(
+        a_room_changes_hands_before_the_others_are_through,
+        "unit/local/test_rooms.py",
+        "test_a_room_that_a_late_rank_still_reads_is_not_given_away",
+    ),
+    Below(
+        who_publishes_last_does_not_look_again,
+        "unit/engine/test_neighbourhood.py",
+        "test_the_last_two_that_publish_in_one_moment_both_see_that_all_have",
+    ),
     Below(
         a_call_is_counted_before_it_is_written,
         "unit/local/test_small.py",

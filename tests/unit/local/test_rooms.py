@@ -230,6 +230,28 @@ def test_a_group_whose_only_room_was_another_groups_meanwhile_goes_on_with_its_n
         assert (int(words[OWNERS]), int(words[OWNERS + 1])) == (group, turn)
 
 
+def test_a_room_that_a_late_rank_still_reads_is_not_given_away() -> None:
+    """Rank 0 has all that it called, and rank 1 has not looked since: the call of another group waits for a room."""
+    host = Quiet(3, 0, rooms=1)
+    ranks = [Rank(SteppedMemory(host, rank), (), 1) for rank in range(3)]
+
+    def begin(rank: int, group: int) -> int:
+        row = ranks[rank].rows[group]
+        row.under_way += 1
+        row.small.add(ranks[rank].call(row, row.take_number()))
+        return ranks[rank].further(row)
+
+    assert begin(1, 101) == 0
+    assert begin(0, 101) == 1
+    assert begin(2, 103) == 0
+    assert begin(0, 103) == 0
+    assert ranks[0].rows[103].small.waiting
+    assert ranks[1].further(ranks[1].rows[101]) == 1
+    assert ranks[0].further(ranks[0].rows[103]) == 1
+    assert right(ranks[0].results)
+    assert right(ranks[1].results)
+
+
 @pytest.mark.parametrize("rooms", [3, 1 << 63, (1 << 64) - 1])
 def test_a_peer_that_names_more_rooms_than_there_are_is_not_followed(rooms: int) -> None:
     host = Quiet(3, 0, rooms=2)
