@@ -70,7 +70,8 @@ def test_a_rank_joins_the_view_that_the_others_have_left_by_then(seed: int) -> N
     assert outcome.results == ((1, 2), (1, 2))
 
 
-def test_ranks_of_overlapping_groups_leave_one_by_one() -> None:
+@pytest.mark.parametrize("hosts", [(), ("one",) * 4], ids=["network", "memory"])
+def test_ranks_of_overlapping_groups_leave_one_by_one(hosts: tuple[str, ...]) -> None:
     async def worker(job: Job) -> int:
         pair = await job.group.split(job.rank // 2)
         turned = await job.group.split(0, key=-job.rank)
@@ -81,13 +82,15 @@ def test_ranks_of_overlapping_groups_leave_one_by_one() -> None:
             await handle
         return job.rank
 
-    outcome = Simulation(worker, seed=1, settings=Settings(ranks=4, limit=30.0, conditions=WAN)).run()
+    settings = Settings(ranks=4, limit=30.0, conditions=WAN, hosts=hosts)
+    outcome = Simulation(worker, seed=1, settings=settings).run()
     assert outcome.error is None, outcome.error
     assert outcome.results == (0, 1, 2, 3)
 
 
+@pytest.mark.parametrize("hosts", [(), ("one",) * 4], ids=["network", "memory"])
 @pytest.mark.parametrize("how", ["split", "named"])
-def test_pairs_that_end_seconds_apart_leave_each_other_the_view(how: str) -> None:
+def test_pairs_that_end_seconds_apart_leave_each_other_the_view(how: str, hosts: tuple[str, ...]) -> None:
     async def worker(job: Job) -> int:
         if how == "split":
             pair = await job.group.split(job.rank // 2)
@@ -101,7 +104,7 @@ def test_pairs_that_end_seconds_apart_leave_each_other_the_view(how: str) -> Non
             await pair.all_reduce(np.ones(9_000))
         return job.rank
 
-    outcome = Simulation(worker, seed=1, settings=Settings(ranks=4, limit=30.0)).run()
+    outcome = Simulation(worker, seed=1, settings=Settings(ranks=4, limit=30.0, hosts=hosts)).run()
     assert outcome.error is None, outcome.error
     assert outcome.results == (0, 1, 2, 3)
 
