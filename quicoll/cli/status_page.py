@@ -54,7 +54,6 @@ th:nth-child(1), th:nth-child(4), th:nth-child(5) { text-align: right; }
 td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 footer { opacity: .7; font-size: .85rem; }
 """
-_KINDS = {"at work": "good", "done": "good", "idle": "wait", "forming": "wait"}
 
 
 def page_address(given: str) -> tuple[str, int]:
@@ -81,8 +80,7 @@ def html_page(picture: Picture, *, every: float, stale: str = "") -> str:
         stale: Why what is shown is old; "" where it is not.
     """
     text = html.escape
-    kind = _KINDS.get(picture.condition, "bad")
-    head = f'<h1><span class="badge {kind}">{text(picture.condition)}</span> {text(picture.headline)}</h1>'
+    head = f'<h1><span class="badge {picture.grade}">{text(picture.condition)}</span> {text(picture.headline)}</h1>'
     parts = [f'<p class="stale">{text(stale)}</p>' if stale else "", head]
     parts.append("<ul>" + "".join(f"<li>{text(line)}</li>" for line in picture.lines) + "</ul>")
     if picture.rows:

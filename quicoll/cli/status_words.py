@@ -75,6 +75,13 @@ class Picture:
     events: tuple[tuple[str, str], ...] = ()
 
     @property
+    def grade(self) -> Literal["good", "wait", "bad"]:
+        """How it is to be coloured: at work with nodes that somebody should look at is not as good as without."""
+        if self.condition == "done" or (self.condition == "at work" and not any(row.troubled for row in self.rows)):
+            return "good"
+        return "wait" if self.condition in ("at work", "idle", "forming") else "bad"
+
+    @property
     def headline(self) -> str:
         """The sentence where the condition stands before it."""
         job, _, rest = self.sentence.partition(": ")

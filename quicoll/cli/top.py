@@ -35,15 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["drawn", "register"]
 
-_COLOURS = {
-    "at work": "green",
-    "done": "green",
-    "idle": "yellow",
-    "forming": "yellow",
-    "held": "red",
-    "stalled": "red",
-    "unknown": "red",
-}
+_COLOURS = {"good": "green", "wait": "yellow", "bad": "red"}
 _EVENTS = 8
 _LEAST_EVENTS = 3
 _NAME_COLUMNS = 32
@@ -232,7 +224,7 @@ def drawn(picture: Picture, *, room: ConsoleDimensions | None = None, stale: str
         room: The terminal that it has to fit on, a node a line; None: as many lines as it takes.
         stale: Why it is old; "" where it is not.
     """
-    badge = (f" {picture.condition.upper()} ", f"bold reverse {_COLOURS[picture.condition]}")
+    badge = (f" {picture.condition.upper()} ", f"bold reverse {_COLOURS[picture.grade]}")
     head = [Text(stale, style="bold red")] if stale else []
     head.append(Text.assemble(badge, " ", (picture.headline, "bold")))
     head += [Text(f"  {line}") for line in picture.lines]

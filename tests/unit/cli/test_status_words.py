@@ -218,6 +218,22 @@ def test_what_a_peer_has_written_is_shown_and_never_a_style() -> None:
     assert "[bold]x[/bold] [red]" in on_terminal(picture, width=120)
 
 
+@pytest.mark.parametrize(
+    ("members", "fields", "grade"),
+    [
+        (AT_WORK, {}, "good"),
+        ((*AT_WORK, node("c", "lost")), {}, "wait"),
+        (AT_WORK, {"open_step": 513, "open_ns": 45 * S}, "bad"),
+        ((), {"stage": "proposed"}, "wait"),
+        ((node("a", "lost"),), {"stage": "forming", "done": True}, "good"),
+    ],
+)
+def test_what_needs_somebody_is_not_coloured_as_what_does_not(
+    members: tuple[MemberStatus, ...], fields: dict[str, Any], grade: str
+) -> None:
+    assert picture_of(glance(*members, **fields)).grade == grade
+
+
 def test_what_a_terminal_would_obey_is_not_shown() -> None:
     evil = "\x1b[2J\x1b]0;owned\x07\r\nquicoll: all is well\N{RIGHT-TO-LEFT OVERRIDE}"
     seen = glance(
