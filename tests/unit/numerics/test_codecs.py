@@ -117,26 +117,15 @@ def test_the_largest_16_bit_numbers_stay_finite_in_int4() -> None:
         assert plain(dtype, through(INT4_WIRE, values, dtype)).tolist()[:2] == [largest, -largest]
 
 
-@pytest.mark.parametrize("codec", BLOCKS, ids=str)
-def test_int4_encodes_what_it_decoded_to_the_same_bytes(codec: Codec) -> None:
-    """And int8 does not have to: its scale has the digits of its numbers."""
+def test_int4_encodes_what_it_decoded_to_the_same_bytes() -> None:
     rng = np.random.default_rng(9)
     for exponent in (-120, -60, 0, 100, 124):
         values = (rng.uniform(-2, 2, 5 * WIRE_BLOCK + 3) * 2.0**exponent).astype(np.float32)
-        values[[0, 64]] = 2.0**exponent
+        values[::64] = 2.0**exponent  # no block has a smaller largest
         values[[70, 71, 72]] = [np.inf, -np.inf, np.nan]
-        wire = encoded(codec, values, FLOAT32)
-        again = encoded(codec, decoded(codec, wire, FLOAT32, values.size), FLOAT32)
-        if codec is INT4_WIRE:
-            assert again.tobytes() == wire.tobytes()
-
-
-def test_the_largest_float32_stays_finite_and_the_smallest_are_exact_in_int8() -> None:
-    largest = np.array([3.4028235e38, -3.4028235e38, 1e38], np.float32)
-    assert np.isfinite(through(INT8_WIRE, largest, FLOAT32)).all()
-    smallest = np.arange(-126, 127)
-    patterns = np.where(smallest < 0, 0x8000_0000 | -smallest, smallest).astype(np.uint32).view(np.float32)
-    np.testing.assert_array_equal(through(INT8_WIRE, patterns, FLOAT32), patterns)
+        wire = encoded(INT4_WIRE, values, FLOAT32)
+        again = encoded(INT4_WIRE, decoded(INT4_WIRE, wire, FLOAT32, values.size), FLOAT32)
+        assert again.tobytes() == wire.tobytes()
 
 
 def test_bfloat16_is_the_nearest_and_overflows_to_infinity() -> None:
