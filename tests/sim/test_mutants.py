@@ -33,7 +33,8 @@ import quicoll.plan.schedule
 import quicoll.state.transfer
 import quicoll.state.version
 import quicoll_transport.link.inbox
-from quicoll.engine.communicator import Communicator, InFlight
+from quicoll.engine.communicator import Communicator
+from quicoll.engine.in_flight import InFlight
 from quicoll.engine.coordinator_link import CoordinatorLink
 from quicoll.errors import QuicollError
 from quicoll.membership.coordinator.ballot import Ballot, BallotResult
