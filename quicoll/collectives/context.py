@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     from quicoll.collectives.operation import Operation
     from quicoll.config import Config
     from quicoll.engine.answers import Cancellable, Gathering, Start
-    from quicoll.engine.in_flight import Ended
     from quicoll.engine.engine import Engine
+    from quicoll.engine.in_flight import Ended
     from quicoll.engine.neighbourhood import Neighbourhood
     from quicoll.engine.rows import CallRow, Settle
     from quicoll.engine.runtime import Runtime

@@ -31,9 +31,8 @@ import asyncio
 import contextlib
 import struct
 from collections.abc import Callable, Mapping
-from enum import IntEnum
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from quicoll.engine.calls import Call, Calls, Slot, measurements
 from quicoll.engine.differences import brief, difference
@@ -54,7 +53,7 @@ if TYPE_CHECKING:
     from quicoll.engine.neighbourhood import Neighbourhood
     from quicoll.engine.rows import NearCall
     from quicoll.membership.view import View
-    from quicoll.observability.flight import CalledEntry, ViewRecorder
+    from quicoll.observability.flight import ViewRecorder
     from quicoll_transport.endpoint import Link
 
 __all__ = ["Communicator", "view_prefix"]

@@ -94,9 +94,9 @@ if TYPE_CHECKING:
     from quicoll.config import Config
     from quicoll.engine.answers import Cancellable
     from quicoll.engine.calls import Call
-    from quicoll.engine.in_flight import Ended, InFlight, Watch
     from quicoll.engine.decisions import Decision
     from quicoll.engine.host import HostHere
+    from quicoll.engine.in_flight import Ended, InFlight, Watch
     from quicoll.engine.messages import PeerMessage
     from quicoll.engine.neighbourhood import Neighbourhood
     from quicoll.membership.messages import FromRelay

@@ -34,7 +34,6 @@ import quicoll.state.transfer
 import quicoll.state.version
 import quicoll_transport.link.inbox
 from quicoll.engine.communicator import Communicator
-from quicoll.engine.in_flight import InFlight
 from quicoll.engine.coordinator_link import CoordinatorLink
 from quicoll.errors import QuicollError
 from quicoll.membership.coordinator.ballot import Ballot, BallotResult
@@ -51,6 +50,7 @@ from quicoll_transport.endpoint import Endpoint, EndpointConfig
 from quicoll_transport.link.outbox import Outbox
 
 if TYPE_CHECKING:
+    from quicoll.engine.in_flight import InFlight
     from quicoll.job import Job
     from quicoll.numerics.destinations import Destination
 
