@@ -105,7 +105,7 @@ def nothing_spreads(patch: Patch) -> None:
 A_STEP_IS_ABORTED = scenario(
     "sim.at_vote(2, start=0.3).crash(0); sim.at(1.0).restart(0);"
     "sim.at_vote(2, start=2.0).crash(1); sim.at(3.0).restart(1); sim.at(5.0).heal()",
-    seed=3,
+    seed=4,
 )
 A_RANK_IS_CUT_OFF = scenario('sim.at(1.0).partition({0}, {1, 2, "coordinator"}); sim.at(9.0).heal()', steps=24, seed=6)
 QUIET = scenario("sim.at(0.1).heal()")
