@@ -201,6 +201,8 @@ async def _later() -> None:
 class Side:
     """One rank's neighbourhood, with its calls. failed: by what; late: who was there in time."""
 
+    asks = False  # nobody is asked where he is
+
     def __init__(self, ranks: Ranks, met: MetHost) -> None:
         ranks.met.remove(met)
         self.near = Neighbourhood(met, loop=ranks.loop)
@@ -226,6 +228,9 @@ class Side:
 
     def near_called(self, call: NearCall, arrived_ns: dict[int, int]) -> None:
         """Somebody was waited for."""
+
+    def near_due(self, call: NearCall, present: Sequence[int]) -> None:
+        raise AssertionError("it does not want to hear of that")
 
     def near_late(self, call: NearCall, present: Sequence[int]) -> None:
         self.present = list(present)
