@@ -513,12 +513,12 @@ async def test_where_one_rank_cannot_share_memory_none_does_and_an_event_says_wh
     made = 0
     make = Segment.make.__func__
 
-    def refuse(layout: SegmentLayout) -> tuple[Segment, int]:
+    def refuse(layout: SegmentLayout, on_short: Callable[[OSError], None]) -> tuple[Segment, int]:
         nonlocal made
         made += 1
         if made == 2:
             raise OSError(28, "No space left on device")
-        return make(Segment, layout)
+        return make(Segment, layout, on_short)
 
     if without == "memory":
         monkeypatch.setattr(Segment, "make", refuse)
