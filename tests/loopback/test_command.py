@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -42,6 +43,9 @@ def here(*arguments: object) -> int | str | None:
     return ended.value.code
 
 
+SILENCE_S = 120.0  # of a command that draws four times a second: it hangs
+
+
 class Terminal:
     """The command at a terminal of its own: its processes are that terminal's foreground group, as under a shell.
 
@@ -60,12 +64,16 @@ class Terminal:
                 stdout=end,
                 stderr=end,
                 start_new_session=True,
+                env={**os.environ, "PYTHONFAULTHANDLER": "1"},
             )
 
     def read_until(self, text: str | None, *, times: int = 1) -> str:
         """What is written until a text has come so often; None: until the command has ended."""
         said = b""
         while text is None or said.count(text.encode()) < times:
+            if not select.select([self._ours], [], [], SILENCE_S)[0]:
+                self.process.send_signal(signal.SIGABRT)  # it shows where it is, which is read next
+                text = None
             try:
                 part = os.read(self._ours, 4096)
             except OSError:  # how Linux says that the other end is closed
