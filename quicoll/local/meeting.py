@@ -65,6 +65,7 @@ MEET_S = 1.0
 SECRET_BYTES = 32
 MOST_SILENT = 64
 
+_AGAIN_S = 0.005
 _NAMED = b"\0quicoll-"  # abstract: no file, and gone with its socket
 _PEERPIDFD = 77  # SO_PEERPIDFD (Linux 6.5), which `socket` has no name for
 _GIVEN = 3  # the segment, two eventfds
@@ -353,7 +354,7 @@ class _Sockets:
                 line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
                 self._lines[line] = None
                 line.settimeout(left)
-                line.connect(step.name)
+                self._connect(line, step.name)
                 return line
             case Admit():
                 return self._admitted()
@@ -380,6 +381,17 @@ class _Sockets:
                 _, taken, _, _ = socket.recv_fds(step.line, 1, _GIVEN + 1, socket.MSG_CMSG_CLOEXEC)
                 self.taken += taken
                 return taken
+
+    def _connect(self, line: socket.socket, name: bytes) -> None:
+        while True:
+            try:
+                line.connect(name)
+            except BlockingIOError:  # more have dialled there than the kernel lets wait; strangers perhaps
+                if time.monotonic() + _AGAIN_S >= self._until:
+                    raise TimeoutError("not in time") from None
+                time.sleep(_AGAIN_S)
+            else:
+                return
 
     def _admitted(self) -> socket.socket:
         poll = select.poll()

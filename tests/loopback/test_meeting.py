@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import gc
 import mmap
@@ -143,6 +144,21 @@ def test_strangers_of_the_same_user_who_dial_and_say_nothing_cost_the_meeting_no
             line.close()
 
     together(lambda: one.meet(other), strangers_first)
+    assert (one.error, other.error) == (None, None)
+
+
+def test_where_more_have_dialled_than_the_kernel_lets_wait_a_rank_dials_again(sides: list[Side]) -> None:
+    one, other = sides
+    lines: list[socket.socket] = []
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            lines.append(line)
+            line.setblocking(False)
+            line.connect(one.name)
+    together(lambda: one.meet(other), lambda: other.meet(one))
+    for line in lines:
+        line.close()
     assert (one.error, other.error) == (None, None)
 
 
