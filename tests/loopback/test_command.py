@@ -54,8 +54,10 @@ class Terminal:
 
     def __init__(self, *arguments: object) -> None:
         self._ours, theirs = os.openpty()
+        # A shell gives a command SIGINT's own action, whatever the tests were started with.
         take = (
-            "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+            "import fcntl, os, signal, sys, termios; signal.signal(signal.SIGINT, signal.SIG_DFL); "
+            "fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
         )
         with os.fdopen(theirs, "wb") as end:
             self.process = subprocess.Popen(
