@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from quicoll.collectives.handle import Handle
     from quicoll.collectives.shards import Leaves, Shards
     from quicoll.config import Config
-    from quicoll.job import Job, join
+    from quicoll.job import Job, connect, join
     from quicoll.membership.view import Member, View
     from quicoll.numerics.generator import Generator
     from quicoll.numerics.reduce import ReduceOp
@@ -98,6 +98,7 @@ __all__ = [
     "View",
     "__version__",
     "blocking",
+    "connect",
     "determinism_report",
     "join",
 ]
@@ -127,6 +128,7 @@ _HOMES = {
     "TierSet": "quicoll.tiers.tier_set",
     "Tiers": "quicoll.tiers.tiers",
     "View": "quicoll.membership.view",
+    "connect": "quicoll.job",
     "determinism_report": "quicoll.audit.environment",
     "join": "quicoll.job",
 }

@@ -1,7 +1,11 @@
-"""A rank's part in a job, as its user sees it: what the group is, its steps, and how to leave it.
+"""A rank's part in a job, as its user sees it: how to come in, what the group is, its steps, and how to leave it.
 
 `Job` runs on its user's loop and speaks to the engine, which has a loop of its own. Steps: `quicoll.step`; how ranks
 come to one state: `quicoll.state`; collectives: `quicoll.collectives`.
+
+One way in, `_enter`, and one out, `Job.aclose`. `join` has a block between them, `connect` whatever its caller has: the
+cells of a notebook, the set-up and the end of a server. What was begun for a rank outside of its engine (signal
+handlers, the meeting with the other ranks) is held by its job and ends with it.
 """
 
 from __future__ import annotations
@@ -34,6 +38,7 @@ from quicoll.stop import StopRequest, sigterm_asks, sigterm_tells
 from quicoll.tiers.shared import SharedState
 from quicoll.tiers.spreading import Spreader
 from quicoll.tiers.tiers import Tiers
+from quicoll.unclosed import Unclosed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,9 +55,10 @@ if TYPE_CHECKING:
     from quicoll.tiers.shared import Consistency
     from quicoll_transport.events import LinkSnapshot
 
-__all__ = ["Internals", "Job", "attended", "join"]
+__all__ = ["Internals", "Job", "attended", "connect", "join"]
 
 _PATIENCE_S = 1.0  # for the others, of a rank that leaves by an error
+_unclosed = Unclosed()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +70,7 @@ class Internals:
 
 
 class Job:
-    """A rank's part in a job. `join` makes it; not thread-safe: use it on the loop that made it.
+    """A rank's part in a job. `join` or `connect` makes it; not thread-safe: use it on the loop that made it.
 
     Attributes:
         config: The settings in force, with their sources.
@@ -73,7 +79,13 @@ class Job:
     """
 
     def __init__(
-        self, config: Config, engine: Engine, runtime: Runtime, view: View, stop: StopRequest | None = None
+        self,
+        config: Config,
+        engine: Engine,
+        runtime: Runtime,
+        view: View,
+        stop: StopRequest | None = None,
+        held: AsyncExitStack | None = None,
     ) -> None:
         """Make the job of a rank that has joined.
 
@@ -83,7 +95,9 @@ class Job:
             runtime: The loop on which the engine lives.
             view: The first view with this rank in it.
             stop: What asks this rank to stop; None makes one.
+            held: What was begun for this rank, and ends when it has left; None: nothing.
         """
+        self._held = held or AsyncExitStack()
         self.config = config
         self._engine = engine
         self._runtime = runtime
@@ -445,6 +459,8 @@ class Job:
     async def aclose(self, reason: str = "done", *, patience: float | None = None, finished: bool = True) -> None:
         """Leave the job; the others go on without this rank. The context of `join` calls it. Another call does nothing.
 
+        After `connect` it is yours to call; a process that ends without it leaves with a warning, and unfinished.
+
         Args:
             reason: Why, for the other ranks' events.
             patience: Seconds in which the others may end the operations that this rank took part in; None takes the
@@ -468,8 +484,11 @@ class Job:
         try:
             await self._runtime.call(self._engine.aclose(reason, patience=patience, finished=step))
         finally:
-            await self._runtime.aclose()
-            self._context.close_down()
+            try:
+                await self._runtime.aclose()
+                self._context.close_down()
+            finally:
+                await self._held.aclose()
 
 
 @asynccontextmanager
@@ -492,12 +511,44 @@ async def join(*, observer: Observer | None = None, **settings: Unpack[JoinSetti
         JobDone: The other ranks have ended the job; there is nothing left to do.
         Terminated: SIGTERM came before the first view, with `handle_sigterm`.
     """
+    async with attended(await _enter(observer, settings)) as job:
+        yield job
+
+
+async def connect(*, observer: Observer | None = None, **settings: Unpack[JoinSettings]) -> Job:
+    """Join a job as one rank without a block: `job = await quicoll.connect(...)`, and at the end `await job.aclose()`.
+
+    For notebooks, whose cells have no block in common, and for programs that begin and end in different functions.
+    Elsewhere `join` is safer: it leaves the job however its block ends, and says by which error.
+
+    A job that is not left when the process ends is left then, unfinished and with a warning in the log. The same node
+    of the same job connects again, as in a cell that is run twice: what it had before is left first, with a warning.
+
+    Args:
+        observer: As `join`.
+        **settings: As `join`.
+    Returns:
+        The job, once the first view with this rank is at work.
+    Raises:
+        LocalError: As `join`.
+        PeerError: As `join`.
+        JobDone: As `join`.
+        Terminated: As `join`.
+    """
+    return await _enter(observer, settings, _unclosed)
+
+
+async def _enter(observer: Observer | None, settings: JoinSettings, unclosed: Unclosed | None = None) -> Job:
+    """Come in. unclosed: holds the job until it is left."""
     stop = StopRequest()
-    async with AsyncExitStack() as stack:
+    held = AsyncExitStack()
+    try:
         try:
-            config, meeting = await _settle(settings, stack)
+            config, meeting = await _settle(settings, held)
             if config.handle_sigterm:
-                stack.enter_context(sigterm_asks(stop, insist=True))
+                held.enter_context(sigterm_asks(stop, insist=True))
+            if unclosed is not None:
+                await unclosed.replace((config.job, config.node))
             engine, runtime = await start(config, observer=observer)
         except LocalError as error:
             # It says what is wrong and what to do; how that was found out is of no interest to who reads the traceback.
@@ -511,10 +562,15 @@ async def join(*, observer: Observer | None = None, **settings: Unpack[JoinSetti
         if meeting is not None:
             meeting.close()
         if (flight := engine.observers.flight) is not None:
-            stack.enter_context(sigterm_tells(partial(_tell_of_sigterm, flight)))
-            stack.enter_context(sigusr1_records(flight))
-        async with attended(Job(engine.config, engine, runtime, view, stop)) as job:
-            yield job
+            held.enter_context(sigterm_tells(partial(_tell_of_sigterm, flight)))
+            held.enter_context(sigusr1_records(flight))
+    except BaseException:
+        await held.aclose()
+        raise
+    job = Job(engine.config, engine, runtime, view, stop, held)
+    if unclosed is not None:
+        held.callback(unclosed.hold((config.job, config.node), job))
+    return job
 
 
 async def _settle(settings: JoinSettings, stack: AsyncExitStack) -> tuple[Config, Meeting | None]:

@@ -27,7 +27,9 @@ import quicoll
 import quicoll_transport
 from quicoll import checkpoint
 from quicoll.cli.main import main
+from quicoll.membership.serving import serve
 from quicoll.testing import cluster
+from quicoll_transport.security.authority import create_authority, issue
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [
@@ -672,6 +674,27 @@ async def recipe(block: str, directory: Path) -> None:
     assert missing == []
 
 
+async def one_rank(block: str, directory: Path) -> None:
+    """The other ranks are elsewhere; here it is alone."""
+    create_authority(directory / "certs", job="alpha")
+    issue(directory / "certs", role="coordinator", node="coordinator")
+    issue(directory / "certs", role="worker", node="notebook")
+    heard: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    def observe(event: quicoll.Event) -> None:
+        if event.kind == "listening" and not heard.done():
+            heard.set_result(event.fields["address"])
+
+    options = {"job": "alpha", "world_size": 1, "journal": directory / "journal.db", "listen": "127.0.0.1:0"}
+    serving = asyncio.create_task(serve(certs=directory / "certs", observer=observe, **options))
+    await asyncio.wait({serving, heard}, return_when=asyncio.FIRST_COMPLETED)
+    with contextlib.chdir(directory):
+        made = await piece(block, quicoll=quicoll, np=np, address=await heard)
+    assert made["total"].tolist() == [1.0, 1.0, 1.0]
+    serving.cancel()
+    await asyncio.wait({serving})
+
+
 async def cells(block: str, directory: Path) -> None:
     made = await piece(block)
     assert [total.tolist() for total in made["totals"]] == [[6.0, 6.0]] * 3
@@ -700,6 +723,7 @@ RUNS: dict[str, Run] = {
     'docs/howto/dropout.md: noise = step.seed.derive("noise", step.shard).generator("tor': recipe,
     "docs/howto/mixed_precision.md: for step in training.epochs(2):": recipe,
     "docs/howto/notebooks.md: opened = contextlib.AsyncExitStack()": cells,
+    'docs/howto/notebooks.md: job = await quicoll.connect(coordinator=address, job="alpha"': one_rank,
     "docs/howto/optimizer.md: decayed = [p for p in model.parameters() if p.dim() > 1]": recipe,
     "docs/howto/scheduler.md: scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, m": recipe,
     "docs/internals/simulation.md: disk = SimDisk(random.Random(7), now_ns=lambda: 0)  # has th": alone,
