@@ -196,6 +196,16 @@ def test_the_running_loop_is_the_host_s(world: World) -> None:
         asyncio.get_running_loop()
 
 
+async def test_a_world_that_runs_and_is_closed_inside_a_running_loop_leaves_that_loop_running() -> None:
+    """As in a cell of a notebook. Something is suspended still when it is closed."""
+    here = asyncio.get_running_loop()
+    with World(1) as world:
+        world.host("a").start().create_task(asyncio.sleep(100))
+        world.run(limit_ns=SECOND)
+        assert asyncio.get_running_loop() is here
+    assert asyncio.get_running_loop() is here
+
+
 def test_tasks_are_listed_in_the_order_of_their_making_until_they_are_done(world: World) -> None:
     loop = world.host("a").start()
     tasks = [loop.create_task(asyncio.sleep(seconds), name=f"t{seconds}") for seconds in (3, 1, 2)]

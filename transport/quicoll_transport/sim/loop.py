@@ -19,7 +19,7 @@ import contextvars
 import math
 import traceback
 import warnings
-from asyncio import _set_running_loop  # asyncio offers it to event loops, under this name
+from asyncio import _get_running_loop, _set_running_loop  # asyncio offers them to event loops, under these names
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -159,6 +159,7 @@ class HostLoop(asyncio.AbstractEventLoop):
 
     def close_tasks(self) -> None:
         """Close what was suspended when the process ended, in order. Whatever it does reaches nobody."""
+        outer = _get_running_loop()  # of a notebook, where a world is closed after its run
         _set_running_loop(self)
         try:
             with warnings.catch_warnings():
@@ -166,7 +167,7 @@ class HostLoop(asyncio.AbstractEventLoop):
                 warnings.simplefilter("ignore", RuntimeWarning)
                 self._close_each()
         finally:
-            _set_running_loop(None)
+            _set_running_loop(outer)
 
     def _close_each(self) -> None:
         while self._tasks:  # what closes one may make another
