@@ -94,7 +94,7 @@ def emulate_cell(cell: WanCell, seed: int, *, emulator: Path, gloo: bool, tcp: s
         cell: What is measured.
         seed: Of what the links lose.
         emulator: The program.
-        gloo: Whether Gloo takes part, before quicoll and in the same processes.
+        gloo: Whether Gloo takes part, after quicoll and in the same processes.
         tcp: Congestion control of Gloo's TCP.
     Raises:
         LocalError: The emulator or a rank failed, or did not end in time; with what it said.
