@@ -104,6 +104,7 @@ def draw_wan(path: Path, cells: Sequence[Mapping[str, Any]], *, title: str, subt
     axes.axhline(1.0, color="#555555", linewidth=1)
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("{x:g}")
     axes.set_ylabel("time over the ideal (log scale; bar: 90th percentile, triangle: first)")
     axes.set_xticks(range(len(labels)), labels, fontsize=9)
     axes.set_xlim(-0.6, len(labels) - 0.4)

@@ -94,17 +94,19 @@ def wan(
     controls = [word.strip() for word in congestion.split(",")]
     cells = _cells(chosen, sizes, many, controls, kind, operations, limit)
     table = _Table(json_file, plot, kind)
-    if join:
+    try:
+        if join:
 
-        def cells_of(world_size: int, control: str) -> list[WanCell]:
-            return _cells(chosen, sizes, [world_size], [control], kind, operations, limit)
+            def cells_of(world_size: int, control: str) -> list[WanCell]:
+                return _cells(chosen, sizes, [world_size], [control], kind, operations, limit)
 
-        asyncio.run(_joined(table, cells_of, gloo))
-    elif emulator is not None:
-        _emulated(table, cells, seeds, emulator, gloo)
-    else:
-        _simulated(table, cells, seeds)
-    table.close()
+            asyncio.run(_joined(table, cells_of, gloo))
+        elif emulator is not None:
+            _emulated(table, cells, seeds, emulator, gloo)
+        else:
+            _simulated(table, cells, seeds)
+    finally:  # also what was measured before an error or Ctrl-C is told of
+        table.close()
     raise typer.Exit(1 if table.failed else 0)
 
 
@@ -222,7 +224,7 @@ def _simulated(table: _Table, cells: list[WanCell], seeds: int) -> None:
     from quicoll.sim.disk.sqlite import demand_sqlite
 
     demand_sqlite()
-    table.open("simulated, on a virtual clock", links="simulated")
+    table.open("simulated, a path for each pair of hosts", links="simulated")
     _all(table, cells, seeds, lambda cell, seed, first: {"quicoll": simulate_cell(cell, seed)}, {})
 
 
