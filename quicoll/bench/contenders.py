@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 __all__ = ["Contender", "contenders"]
 
 _WINDOW = 16 << 20  # of flow control, the same for both transports
-_PATIENCE = datetime.timedelta(seconds=600)
 
 
 class Contender(ABC):
@@ -103,6 +102,10 @@ class Quicoll(Contender):
                 await group.reduce_scatter(self._tensor, out=self._out)
             case "broadcast":
                 await group.broadcast(self._tensor, out=self._out)
+            case "transfer" if group.rank == 0:
+                await group.send(self._tensor, to=1)
+            case "transfer":
+                await group.recv(self._tensor, source=0, out=self._out)
             case "step":
                 async with self._job.step():
                     if case.size:
@@ -125,8 +128,16 @@ class Gloo(Contender):
         self._tensor = self._out = torch.zeros(0)
 
     @classmethod
-    async def joined(cls, job: Job) -> Gloo:
-        """Return it with all ranks of a job."""
+    async def joined(cls, job: Job, host: str = "127.0.0.1", patience_s: float = 600.0) -> Gloo:
+        """Return it with all ranks of a job.
+
+        Args:
+            job: This rank's.
+            host: An address of rank 0's host, where all meet.
+            patience_s: Seconds after which Gloo gives an operation up.
+        Raises:
+            LocalError: torch is not installed.
+        """
         try:
             import torch
             from torch import distributed
@@ -135,16 +146,16 @@ class Gloo(Contender):
         torch.set_num_threads(1)
         if sys.platform == "linux":  # or it takes the interface of the host's name, which need not be this machine's
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        port = _free_port() if job.rank == 0 else 0
+        port = _free_port(host) if job.rank == 0 else 0
         port = await job.group.broadcast_object(port, root=0)
 
         def meet() -> None:
             distributed.init_process_group(
                 "gloo",
-                init_method=f"tcp://127.0.0.1:{port}",
+                init_method=f"tcp://{host}:{port}",
                 rank=job.rank,
                 world_size=job.world_size,
-                timeout=_PATIENCE,
+                timeout=datetime.timedelta(seconds=patience_s),
             )
 
         await asyncio.to_thread(meet)
@@ -152,7 +163,8 @@ class Gloo(Contender):
 
     async def prepare(self, case: Case) -> None:
         whole, part = _elements(case, self._torch.distributed.get_world_size())
-        self._tensor = self._torch.ones(part if case.kind == "all_gather" else whole)
+        # Not ones: it is reduced in place, and they would overflow.
+        self._tensor = self._torch.empty(part if case.kind == "all_gather" else whole).fill_(0.0)
         self._out = self._torch.ones(part if case.kind == "reduce_scatter" else whole)
 
     async def call(self, case: Case) -> None:
@@ -164,9 +176,12 @@ class Gloo(Contender):
                 distributed.reduce_scatter_tensor(self._out, self._tensor)
             case "broadcast":
                 distributed.broadcast(self._tensor, src=0)
+            case "transfer" if distributed.get_rank() == 0:
+                distributed.send(self._tensor, dst=1)
+            case "transfer":
+                distributed.recv(self._out, src=0)
             case _ if case.size:
                 distributed.all_reduce(self._tensor)
-                self._tensor.fill_(1.0)  # it is reduced in place, and would overflow
         if not case.size or case.kind == "step":
             distributed.barrier()
 
@@ -278,7 +293,7 @@ def _elements(case: Case, world: int) -> tuple[int, int]:
     return (part * world if case.kind in ("all_gather", "reduce_scatter") else max(1, case.size // 4)), part
 
 
-def _free_port() -> int:
+def _free_port(host: str) -> int:
     with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
+        found.bind((host, 0))
         return int(found.getsockname()[1])

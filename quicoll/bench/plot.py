@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +12,15 @@ from quicoll.errors import LocalError
 if TYPE_CHECKING:
     from quicoll.bench.figures import Row
 
-__all__ = ["demand_matplotlib", "draw_figures"]
+__all__ = ["demand_matplotlib", "draw_figures", "draw_wan"]
 
-_COLORS = {"quicoll": "#0b6e4f", "gloo": "#c8553d", "aioquic": "#3d5a80"}
+_COLORS = {
+    "quicoll": "#0b6e4f",
+    "gloo": "#c8553d",
+    "aioquic": "#3d5a80",
+    "quicoll bbr": "#0b6e4f",
+    "quicoll cubic": "#7fb69e",
+}
 
 
 def demand_matplotlib() -> None:
@@ -59,6 +65,58 @@ def draw_figures(path: Path, rows: Sequence[Row], *, title: str, subtitle: str) 
     axes.set_title(f"{title}\n", loc="left", fontweight="bold")
     axes.text(0.0, 1.01, subtitle, transform=axes.transAxes, fontsize=9, color="#555555")
     axes.legend(frameon=False)
+    _save(figure, path)
+
+
+def draw_wan(path: Path, cells: Sequence[Mapping[str, Any]], *, title: str, subtitle: str) -> None:
+    """Write the picture of operations over long links: a column for each link, size and number of ranks.
+
+    Args:
+        path: The file; its ending says in which form.
+        cells: As they stand in the report (quicoll.bench.wan.wan_report).
+        title: Above it.
+        subtitle: Below the title: on what it was measured.
+    Raises:
+        LocalError: The file cannot be written, or its ending is not known.
+    """
+    from matplotlib.figure import Figure
+
+    labels: list[str] = []
+    series: dict[str, dict[int, Mapping[str, float]]] = {}
+    for cell in cells:
+        label = f"{cell['link']['name']}\n{cell['ranks']} ranks, {cell['mib']} MiB"
+        if label not in labels:
+            labels.append(label)
+        for name, found in cell["over_ideal"].items():
+            called = f"quicoll {cell['congestion']}" if name == "quicoll" else name
+            if found is not None:
+                series.setdefault(called, {})[labels.index(label)] = found
+    figure = Figure(figsize=(max(6.0, 2.0 + 1.3 * len(labels)), 5.4), layout="constrained")
+    axes = figure.add_subplot()
+    for number, (name, found) in enumerate(series.items()):
+        aside = (number - (len(series) - 1) / 2) * 0.22
+        places = [place + aside for place in found]
+        medians = [one["median"] for one in found.values()]
+        above = [max(0.0, one["p90"] - one["median"]) for one in found.values()]
+        color = _COLORS.get(name, "#555555")
+        axes.errorbar(places, medians, yerr=[[0.0] * len(above), above], fmt="o", capsize=4, color=color, label=name)
+        axes.plot(places, [one["first"] for one in found.values()], "^", fillstyle="none", color=color)
+    axes.axhline(1.0, color="#555555", linewidth=1)
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("{x:g}")
+    axes.set_ylabel("time over the ideal (log scale; bar: 90th percentile, triangle: first)")
+    axes.set_xticks(range(len(labels)), labels, fontsize=9)
+    axes.set_xlim(-0.6, len(labels) - 0.4)
+    axes.grid(visible=True, which="both", axis="y", alpha=0.2)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_title(f"{title}\n", loc="left", fontweight="bold")
+    axes.text(0.0, 1.01, subtitle, transform=axes.transAxes, fontsize=9, color="#555555")
+    axes.legend(frameon=False)
+    _save(figure, path)
+
+
+def _save(figure: Any, path: Path) -> None:
     try:
         figure.savefig(path, dpi=160)
     except (OSError, ValueError) as error:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from quicoll.cli.bench_wan import wan
 from quicoll.cli.explain import size_of
 from quicoll.cli.report import console_beside, open_report, write_report
 from quicoll.errors import LocalError
@@ -36,51 +37,116 @@ _SAID = 40  # lines of the processes that are shown when they fail
 _NEEDS = {"gloo": "torch", "aioquic": "aioquic"}
 
 
+_works = typer.Typer(help="Measure quicoll beside others, pair by pair in one run.", no_args_is_help=True)
+
+RivalsOption = Annotated[
+    str | None, typer.Option("--vs", help="Compare with gloo, which needs torch.", metavar="NAMES", show_default=False)
+]
+RanksOption = Annotated[int, typer.Option("-n", "--ranks", min=2, max=64, help="How many processes.")]
+SizesOption = Annotated[
+    str | None, typer.Option(help="Sizes with commas, as 4,64KiB,16MiB; else those that say most.", show_default=False)
+]
+RoundsOption = Annotated[int, typer.Option(min=1, help="How often everything is measured; medians count.")]
+ReportOption = Annotated[Path | None, typer.Option("--json", help="Write all samples to this file; - for stdout.")]
+PlotOption = Annotated[
+    Path | None, typer.Option(help="Draw the figures into this file, .png or .svg; needs quicoll[plot].")
+]
+
+
 def register(app: typer.Typer) -> None:
-    """Add the command to the application."""
-    app.command("bench")(bench)
+    """Add the command, with one below it for each work, to the application."""
+    app.add_typer(_works, name="bench")
 
 
-def bench(
-    work: Annotated[str, typer.Argument(help="transfer, allreduce, sharded, latency or step.", show_default=False)],
+@_works.command("transfer")
+def _transfer(
     versus: Annotated[
         str | None,
-        typer.Option("--vs", help="With whom to compare, with commas: gloo (needs torch); aioquic for transfer."),
+        typer.Option("--vs", help="Compare with stock aioquic.", metavar="NAMES", show_default=False),
     ] = None,
-    ranks: Annotated[int, typer.Option("-n", "--ranks", min=2, max=64, help="How many processes.")] = 2,
-    sizes: Annotated[
-        str | None, typer.Option(help="Sizes with commas, as 4,64KiB,16MiB; else those that say most.")
-    ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="How often everything is measured; medians count.")] = 5,
-    datagram: Annotated[
-        int, typer.Option(min=0, help="Transfer: UDP payload in bytes; 0 for what the path carries.")
-    ] = 0,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write all samples to this file; - for stdout.")
-    ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(help="Draw the figures into this file, .png or .svg; needs quicoll[plot].")
-    ] = None,
+    sizes: SizesOption = None,
+    rounds: RoundsOption = 5,
+    datagram: Annotated[int, typer.Option(min=0, help="UDP payload in bytes; 0 for what the path carries.")] = 0,
+    json_file: ReportOption = None,
+    plot: PlotOption = None,
 ) -> None:
-    """Measure quicoll on this machine, beside Gloo or stock aioquic, pair by pair in one run.
+    """One message from a process to another; --vs aioquic: beside stock aioquic."""
+    _measure("transfer", versus, 2, sizes, rounds, datagram, json_file, plot)
 
-    transfer sends a message from one process to another, allreduce sums tensors of many sizes, sharded times
-    all_gather, reduce_scatter and broadcast, latency the smallest operations, and step a step with its vote. Exit
-    status 0 when all was measured.
-    """
-    from quicoll.bench.cases import WORKS, Programme
+
+@_works.command("allreduce")
+def _allreduce(
+    versus: RivalsOption = None,
+    ranks: RanksOption = 2,
+    sizes: SizesOption = None,
+    rounds: RoundsOption = 5,
+    json_file: ReportOption = None,
+    plot: PlotOption = None,
+) -> None:
+    """Sums of tensors of many sizes."""
+    _measure("allreduce", versus, ranks, sizes, rounds, 0, json_file, plot)
+
+
+@_works.command("sharded")
+def _sharded(
+    versus: RivalsOption = None,
+    ranks: RanksOption = 2,
+    sizes: SizesOption = None,
+    rounds: RoundsOption = 5,
+    json_file: ReportOption = None,
+    plot: PlotOption = None,
+) -> None:
+    """What sharded training is made of: all_gather, reduce_scatter and broadcast."""
+    _measure("sharded", versus, ranks, sizes, rounds, 0, json_file, plot)
+
+
+@_works.command("latency")
+def _latency(
+    versus: RivalsOption = None,
+    ranks: RanksOption = 2,
+    sizes: SizesOption = None,
+    rounds: RoundsOption = 5,
+    json_file: ReportOption = None,
+    plot: PlotOption = None,
+) -> None:
+    """The smallest operations."""
+    _measure("latency", versus, ranks, sizes, rounds, 0, json_file, plot)
+
+
+@_works.command("step")
+def _step(
+    versus: RivalsOption = None,
+    ranks: RanksOption = 2,
+    sizes: SizesOption = None,
+    rounds: RoundsOption = 5,
+    json_file: ReportOption = None,
+    plot: PlotOption = None,
+) -> None:
+    """A step with its vote."""
+    _measure("step", versus, ranks, sizes, rounds, 0, json_file, plot)
+
+
+_works.command("wan")(wan)
+
+
+def _measure(
+    work: str,
+    versus: str | None,
+    ranks: int,
+    sizes: str | None,
+    rounds: int,
+    datagram: int,
+    json_file: Path | None,
+    plot: Path | None,
+) -> None:
+    """Measure a work of quicoll.bench.cases.WORKS, and show and write what was found."""
+    from quicoll.bench.cases import Programme
     from quicoll.bench.figures import row_of
     from quicoll.bench.limits import measure_limits
     from quicoll.bench.plot import demand_matplotlib, draw_figures
     from quicoll_transport.compiled import COMPILED
     from quicoll_transport.quic import SessionConfig
 
-    if work not in WORKS:
-        raise LocalError(f"there is no {work!r} to measure; take {', '.join(WORKS)}")
-    if work == "transfer" and ranks != 2:
-        raise LocalError("transfer is between 2 processes")
-    if work != "transfer" and datagram:
-        raise LocalError("--datagram is for transfer")
     SessionConfig(datagram_bytes=datagram)  # says what it may be
     rivals = tuple(name.strip() for name in versus.split(",")) if versus else ()
     chosen = tuple(size_of(text) for text in sizes.split(",")) if sizes else ()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -57,6 +59,22 @@ def test_messages_are_timed_beside_stock_aioquic_and_steps_alone(measured: Measu
     report = measured("step", "--sizes", "0")
     assert report["ratios"] == {"empty step": {}}
     assert report["limits_mb_per_s"]["aes"] > 0
+
+
+def test_ranks_of_a_job_measure_the_links_between_them_and_rank_0_tells(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    wan = ["bench", "wan", "--join", "--link", "1gbit 1ms", "--mib", "1", "--operations", "2"]
+    report = tmp_path / "wan.json"
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "-n", "2", "--", sys.executable, "-m", "quicoll.cli.main", *wan, "--json", str(report)])
+    said = capfd.readouterr()
+    assert ended.value.code == 0, said.out + said.err
+    assert said.err.count("Gloo is left out") + said.out.count("Gloo is left out") == 1
+    (cell,) = json.loads(report.read_text())["cells"]
+    assert (cell["ranks"], cell["congestion"]) == (2, "cubic")
+    assert len(cell["seconds"]["quicoll"][0]) == 2
 
 
 def test_what_the_processes_said_is_shown_when_they_fail(

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from quicoll.bench.figures import row_of
-from quicoll.bench.plot import demand_matplotlib, draw_figures
+from quicoll.bench.plot import demand_matplotlib, draw_figures, draw_wan
+from quicoll.bench.wan import LINKS, WanCell, wan_report
 from quicoll.errors import LocalError
 
 ROWS = [
@@ -43,6 +44,25 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib draws; pip install 'quicoll[plot]'")
     with pytest.raises(LocalError, match=r"cannot write .*bench\.docx"):
         draw_figures(tmp_path / "bench.docx", ROWS, title="", subtitle="")
+
+
+@DRAWS
+def test_a_picture_of_long_links_names_links_and_contenders_and_leaves_out_what_has_no_figure(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib draws; pip install 'quicoll[plot]'")
+    path = tmp_path / "wan.svg"
+    cells = [
+        wan_report(WanCell(LINKS[link], "all_reduce", 4, 2, control, 3), samples)
+        for link, control, samples in (
+            ("wan", "bbr", {"quicoll": [[0.5, 0.3, 0.4]], "gloo": [[0.6, 0.5, 0.5]]}),
+            ("wan", "cubic", {"quicoll": [[0.5]]}),
+            ("badwan", "bbr", {"quicoll": [[0.9, 0.8, 0.7]]}),
+        )
+    ]
+    draw_wan(path, cells, title="quicoll bench wan", subtitle="simulated")
+    svg = path.read_text()
+    for text in ("quicoll bench wan", "simulated", "badwan", "2 ranks, 4 MiB", "quicoll bbr", "gloo"):
+        assert f"<!-- {text} -->" in svg, text
+    assert "quicoll cubic" not in svg
 
 
 def test_without_matplotlib_the_command_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
