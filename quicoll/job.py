@@ -17,8 +17,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Unpack
 
+from quicoll.audit.environment import determinism_report, quicoll_version
 from quicoll.audit.log import AuditLog, audit_file
 from quicoll.audit.recorder import Auditor
+from quicoll.audit.seal import Sealer, seal_file
 from quicoll.checks import MAX_NAME, whole
 from quicoll.collectives.context import CallContext
 from quicoll.collectives.group import Group
@@ -123,6 +125,7 @@ class Job:
         self._shared: dict[str, SharedState] = {}
         self._agreeing = agreeing
         self._left = False
+        self._source = ""  # of the state, as its reader has named it
 
     # -- what there is -------------------------------------------------------------------------------------------
 
@@ -200,7 +203,7 @@ class Job:
 
     # -- audit ---------------------------------------------------------------------------------------------------
 
-    def audit(self, path: str | Path) -> Path:
+    def audit(self, path: str | Path, *, code: str = "") -> Path:
         """Record what every collective takes and gives from here on, by digest, for `quicoll audit diff`.
 
         Every rank that is to be compared calls it. A file of the same job and node is continued, as after a restart.
@@ -208,8 +211,12 @@ class Job:
         What the library itself sends when a view begins is left out. The cost is a pass of xxh3-128 over inputs and
         results on the caller's thread (docs/determinism.md), and a line of a few hundred bytes; nothing is sent.
 
+        It is signed with the key of this node's certificate, in a file beside it, for `quicoll audit verify`: at once,
+        every hundred steps, at each change of views, and at the end.
+
         Args:
             path: The directory of the run; made if it does not exist.
+            code: The version of your program, for instance a commit; stands in what is signed.
         Returns:
             The file in it, named after this node.
         Raises:
@@ -222,7 +229,21 @@ class Job:
         if self._context.auditor is not None:
             raise LocalError("this job is audited already")
         file = audit_file(path, self.node)
-        self._context.auditor = Auditor(AuditLog(file, job=self.config.job, node=self.node))
+        report = determinism_report()
+        sealer = Sealer(
+            seal_file(file),
+            credentials=lambda: self._engine.endpoint.credentials,
+            now=self._engine.endpoint.wall_clock,
+            about={
+                "version": quicoll_version(),
+                "code": code,
+                "fingerprint": report.fingerprint,
+                "environment": {finding.name: finding.value for finding in report.findings},
+                "step": self.committed_step,
+                "source": self._source,
+            },
+        )
+        self._context.auditor = Auditor(AuditLog(file, job=self.config.job, node=self.node, sealer=sealer))
         return file
 
     # -- state ---------------------------------------------------------------------------------------------------
@@ -286,19 +307,24 @@ class Job:
         """
         return (await self._steps.check_state()).hex()
 
-    def resume_from(self, step: int) -> None:
+    def resume_from(self, step: int, *, source: str = "") -> None:
         """Say that the state of this rank is the one after `step`, for instance because a checkpoint was loaded.
 
         Args:
             step: The step's number, 0 to 2**63 - 1.
+            source: What it was read from, for instance the checkpoint's path; for who reads the audit.
         Raises:
             LocalError: A step was committed or is open, or step is no such number.
+            AuditError: It could not be noted in the audit.
         """
         if self._state.version.decision or self._steps.entered or self._steps.in_doubt:
             raise LocalError("resume_from comes before the first step")
         step = whole(step, "a step number")
         if not 0 <= step < 1 << 63:
             raise LocalError(f"a step number is not negative, and below 2**63: {step}")
+        if self._context.auditor is not None:
+            self._context.auditor.resumed(step, source)
+        self._source = source
         self._state.version = StateVersion(self._state.version.decision, step)
         if self._state.sharded is not None:
             self._state.sharded.begin_at(step)

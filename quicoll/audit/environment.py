@@ -36,7 +36,7 @@ from quicoll.numerics.dtypes import COMPLEX64, FLOAT16, FLOAT32, Array, DType, n
 from quicoll.numerics.generator import Generator
 from quicoll.numerics.reduce import Precision, ReduceOp, accumulator, reduce_tree
 
-__all__ = ["DeterminismReport", "Finding", "Guarantee", "determinism_report"]
+__all__ = ["DeterminismReport", "Finding", "Guarantee", "determinism_report", "quicoll_version"]
 
 
 class Guarantee(StrEnum):
@@ -93,6 +93,14 @@ class DeterminismReport:
             lines.append(f"{finding.verdict:<10}  {finding.name:<18}  {finding.value}")
             lines.append(f"{'':<32}{finding.why}")
         return "\n".join(lines)
+
+
+def quicoll_version() -> str:
+    """Return quicoll's version, "" where it is not installed but imported from a checkout."""
+    try:
+        return importlib.metadata.version("quicoll")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def determinism_report() -> DeterminismReport:

@@ -18,20 +18,26 @@ are. The first object names format, job and node. Each line is one write, so a p
 and at most one half; a machine that loses power may leave less. Readers take the lines up to the first that is not
 good, and say that there was one. A writer that finds a file goes on after its last good line.
 
-There are no times in it: the files of two equal runs are equal.
+There are no times in it: the files of two equal runs are equal. These digits find accidents. Against a person there are
+signatures in a file beside it (`quicoll.audit.seal`), which say the times as well.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import xxhash
 
 from quicoll.errors import AuditError, LocalError
+
+if TYPE_CHECKING:
+    from quicoll.audit.seal import Sealer
 
 __all__ = [
     "Attempt",
@@ -119,16 +125,22 @@ class AuditLog:
             job and node is continued; any other is refused.
         job: The job's name.
         node: The rank's name.
+        sealer: Signs it; None leaves it unsigned.
     """
 
-    def __init__(self, path: str | Path, *, job: str, node: str) -> None:
+    def __init__(self, path: str | Path, *, job: str, node: str, sealer: Sealer | None = None) -> None:
         self._path = Path(path)
+        self._sealer = sealer
+        self._lines = 0
+        self._hash = hashlib.sha256()
         header = _Header(format=_FORMAT, job=job, node=node)
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 self._chain = self._resume(header)
+                if sealer is not None:
+                    sealer.open(lines=self._lines, digest=self._hash.hexdigest())
             except BaseException:
                 os.close(self._fd)
                 raise
@@ -137,20 +149,31 @@ class AuditLog:
 
     def begin(self, *, step: int, view: int, rank: int, world: int) -> None:
         """Note that a step begins, or begins again."""
+        if self._sealer is not None:
+            self._sealer.begins(step, view, lines=self._lines, digest=self._hash.hexdigest())
         self._append(StepBegun(step=step, view=view, rank=rank, world=world))
 
     def record(self, record: OperationRecord) -> None:
         """Note a collective, after it has succeeded."""
         self._append(record)
 
+    def resumed(self, step: int, source: str) -> None:
+        """Note, where it is signed, that the state is now the one after `step`, read from `source`."""
+        if self._sealer is not None:
+            self._sealer.resumed(step, source, lines=self._lines, digest=self._hash.hexdigest())
+
     def close(self) -> None:
+        """Close the file, and sign the whole. Raises AuditError where that cannot be; it is closed all the same."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+            if self._sealer is not None:
+                self._sealer.end(lines=self._lines, digest=self._hash.hexdigest())
 
     def _resume(self, header: _Header) -> str:
         with open(self._fd, "rb", closefd=False) as file:
-            lines = list(_good_lines(file.read()))
+            data = file.read()
+        lines = list(_good_lines(data))
         end = lines[-1].end if lines else 0
         if lines and lines[0].content != header:
             raise AuditError(f"it is the audit of another: {lines[0].content}", path=str(self._path))
@@ -160,6 +183,8 @@ class AuditLog:
             self._chain = ""
             self._append(header)
             return self._chain
+        self._lines = len(lines)
+        self._hash.update(data[:end])
         return lines[-1].digits
 
     def _append(self, content: _Line) -> None:
@@ -180,6 +205,8 @@ class AuditLog:
         if written != len(line):
             raise AuditError(f"only {written} of {len(line)} bytes of a line were written", path=str(self._path))
         self._chain = digits
+        self._lines += 1
+        self._hash.update(line)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ expects it: by the next operation, or where the step is left, so that no step is
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from quicoll.numerics.dtypes import Array
 
 __all__ = ["Auditor", "IssuedCall", "PendingEntry"]
+
+log = logging.getLogger("quicoll.audit")
 
 _PIECE = 1 << 18  # elements that are read at a time of a list of tensors, where a copy may have to be made
 
@@ -126,9 +129,21 @@ class Auditor:
         if self._error is not None:
             raise self._error
 
+    def resumed(self, step: int, source: str) -> None:
+        """The state is now the one after `step`, read from `source`. Raises AuditError where it cannot be noted."""
+        with self._lock:
+            self._log.resumed(step, source)
+
     def close(self) -> None:
-        """Close the file. What is written later is an AuditError of the next `check`."""
-        self._log.close()
+        """Close the file. What is written later is an AuditError of the next `check`.
+
+        The job is over and has nobody left to raise to: that the end could not be signed is logged, and whoever
+        verifies the audit is told.
+        """
+        try:
+            self._log.close()
+        except AuditError as error:
+            log.error("%s: its end is not signed", error)
 
     def _write(self) -> None:
         """Write what stands at the queue's head and has ended."""

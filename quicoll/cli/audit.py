@@ -1,4 +1,4 @@
-"""`quicoll audit`: what runs did, and the first thing in which two of them differ."""
+"""`quicoll audit`: what runs did, the first thing in which two of them differ, and what their signatures prove."""
 
 from __future__ import annotations
 
@@ -11,10 +11,15 @@ import typer
 
 from quicoll.audit.diff import Comparison, diff
 from quicoll.audit.log import Run, load_run
+from quicoll.audit.verify import SignedFile, SignedStretch, Verification, verify_run
+from quicoll.errors import LocalError
+from quicoll.observability.flight_record import printable
+from quicoll_transport.errors import TransportError
+from quicoll_transport.security.credentials import AUTHORITY_FILE, read_certificates
 
 __all__ = ["register"]
 
-_audit_app = typer.Typer(help="Print the audit of a run, or compare two.", no_args_is_help=True)
+_audit_app = typer.Typer(help="Print the audit of a run, compare two, or verify one.", no_args_is_help=True)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
@@ -82,6 +87,68 @@ def show_run(
         for index, record in enumerate(first):
             terms = f"  {record.terms}" if record.terms else ""
             typer.echo(f"  {index}  {record.op}{terms}  group {record.group}  result {record.result or '-'}")
+
+
+@_audit_app.command("verify")
+def verify_signatures(
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="The directory of a run, or the file of one rank.", show_default=False)
+    ],
+    ca: Annotated[
+        Path, typer.Option(metavar="FILE", help="The job's authorities: ca.pem, or a directory with it.")
+    ] = Path("certs"),
+    as_json: AsJson = False,
+) -> None:
+    """Say what the signatures of an audit prove: who computed what, when, in which view, from which state.
+
+    Exit status 0: every line of every rank is as it was signed, up to the end. 1: something was altered, cut off,
+    exchanged, or signed by somebody else. 2: no such thing is seen, but something is not signed or not there; or a file
+    cannot be read.
+    """
+    try:
+        trust = read_certificates(ca / AUTHORITY_FILE if ca.is_dir() else ca)
+    except TransportError as error:
+        raise LocalError(str(error)) from error
+    found = verify_run(run, trust)
+    if as_json:
+        typer.echo(json.dumps({"verdict": _verdict(found), **asdict(found)}))
+    else:
+        for file in found.files:
+            for line in _proved(file):
+                typer.echo(line)
+        for text in (*found.faults, *found.gaps):
+            typer.echo(printable(text, 1024), err=True)
+        signed = sum(file.signed for file in found.files)
+        typer.echo(f"{_verdict(found)}: {len(found.files)} files of job {printable(found.job)}, {signed} lines signed")
+    status = {"verified": 0, "not as signed": 1, "incomplete": 2}[_verdict(found)]
+    if status:
+        raise typer.Exit(status)
+
+
+def _verdict(found: Verification) -> str:
+    return "not as signed" if found.faults else "incomplete" if found.gaps else "verified"
+
+
+def _proved(file: SignedFile) -> list[str]:
+    lines = [f"{file.name}: {printable(file.node) or 'nobody'}, {file.signed} lines signed"]
+    for each in file.stretches:
+        lines += _stretch(each)
+    return lines
+
+
+def _stretch(each: SignedStretch) -> list[str]:
+    end = "ended in order" if each.closed else "no end"
+    source = f", read from {printable(each.source)}" if each.source else ""
+    (first_step, last_step), (first_view, last_view) = each.steps, each.views
+    did = f"steps {first_step} to {last_step} in views {first_view} to {last_view}" if each.views[0] else "no step"
+    return [
+        f"  {each.opened} to {each.until}, {end}",
+        f"    began with the state after step {each.from_step}{source}",
+        f"    {did}, {each.calls} calls",
+        f"    quicoll {printable(each.version) or 'of a checkout'}, program {printable(each.code) or 'not named'}, "
+        f"environment {printable(each.fingerprint)}",
+        *(f"    signed with the certificate sha256={certificate}" for certificate in each.certificates),
+    ]
 
 
 def _told(found: Comparison, a: Run, b: Run) -> list[str]:

@@ -315,7 +315,7 @@ class TorchLoop:
             if self.divided is None and "progress" in found.state.get("optimizer", ()):
                 raise LocalError(f"the optimizer's state in {found.where} is divided between ranks: pass divide=")
             self.load(found.state)
-            self.job.resume_from(found.step)
+            self.job.resume_from(found.step, source=str(found.where))
             _log.info("resumed from %s", found.where)
         if policy.every:
             shards = None if self.divided is None else self.divided.parts

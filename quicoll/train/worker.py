@@ -307,7 +307,7 @@ class Worker:
         if found is None:
             return None
         self.load_state(found.state)
-        self._job.resume_from(found.step)
+        self._job.resume_from(found.step, source=str(found.where))
         _log.info("resumed from %s", found.where)
         return found.step
 

@@ -15,6 +15,7 @@ import torch
 
 from quicoll.audit.diff import Difference, diff
 from quicoll.audit.log import load_run, read_log
+from quicoll.audit.verify import verify_run
 from quicoll.cli.main import main
 from quicoll.errors import AuditError, LocalError, StepAborted
 from quicoll.testing import cluster
@@ -73,6 +74,27 @@ async def test_equal_runs_of_different_world_sizes_and_algorithms_do_not_differ(
     for rank in range(3):  # files of equal runs are equal, in whatever order the operations ended
         name = f"worker-{rank}.audit"
         assert (b / name).read_bytes() == (c / name).read_bytes()
+
+
+async def test_what_ranks_of_a_run_wrote_is_proved_by_their_certificates_up_to_the_end(tmp_path: Path) -> None:
+    trust: list[Any] = []
+
+    async def one(job: Any) -> None:
+        trust[:] = job.internals.engine.endpoint.credentials.trust
+        job.resume_from(20, source="checkpoints/step-20")
+        job.audit(tmp_path, code="abc123")
+        for _ in range(STEPS):
+            async with job.step():
+                await job.group.all_reduce(np.float32(job.rank), op="sum")
+
+    async with cluster(2) as jobs:
+        await asyncio.gather(*map(one, jobs))
+    found = verify_run(tmp_path, trust)
+    assert (found.faults, found.gaps) == ((), ())
+    for file in found.files:
+        (stretch,) = file.stretches
+        assert (stretch.steps, stretch.calls, stretch.code, stretch.closed) == ((21, 23), STEPS, "abc123", True)
+        assert (stretch.from_step, stretch.source) == (20, "checkpoints/step-20")
 
 
 async def audited(path: Path, world: int, program: Callable[[Any], Awaitable[None]]) -> Path:

@@ -67,7 +67,7 @@ class Endpoint:
     """A node's place on the network: one socket, and a link to each of its peers.
 
     credentials, identity, incarnation, config, faults, observer: as given. policy: which certificates are denied.
-    links: the living ones.
+    links: the living ones. wall_clock: the date that certificates are checked against, aware.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Endpoint:
         self.policy = authorize if isinstance(authorize, Policy) else Policy()
         self._authorize = authorize
         self._on_link = on_link
-        self._wall_clock = wall_clock or (lambda: datetime.now(UTC))
+        self.wall_clock = wall_clock or (lambda: datetime.now(UTC))
         self._io: DatagramIO = FaultyIO(io, faults, loop=loop) if faults is not None else io
         self._qlog: QlogDirectory | None = None
         if config.qlog_directory is not None:
@@ -143,7 +143,7 @@ class Endpoint:
             scope_of=scope_of,
             payload_fault=faults.apply_payload if faults is not None else None,
             observed=observer is not None,
-            wall_ns=lambda: round(self._wall_clock().timestamp() * 1e9),
+            wall_ns=lambda: round(self.wall_clock().timestamp() * 1e9),
         )
         self.links: dict[Identity, Link] = {}
         self._lookups: dict[int, asyncio.Task[None]] = {}
@@ -391,7 +391,7 @@ class Endpoint:
             event.chain,
             trust=self.credentials.trust,
             job=self.identity.job,
-            now=self._wall_clock(),
+            now=self.wall_clock(),
         )
         fingerprint = "" if event.certificate is None else event.certificate.fingerprint(SHA256()).hex()
         if (reason := self.policy.judge_certificate(fingerprint)) is not None:
