@@ -4,8 +4,10 @@
 
 The text ships with Python: its reference manual. Four logical workers read it, each for itself, on however many ranks;
 kill one (`kill -9 PID`) and the others go on with its workers from the last round. The digest at the end is the same on
-1, 2, 3 and 4 ranks, whether any was killed or not. With QUICOLL_LOCAL=off the ranks of one host use links, as between
-hosts, and the bytes at the end are those that would cross them.
+1, 2, 3 and 4 ranks: with `--backup 1` also where one was killed, otherwise with `--replay` and the journal that the job
+printed, since the workers of a rank that was killed begin anew then. With `--quorum 3 --grace 1` nobody waits for a
+rank that is slower than the others; that is in the journal too. With QUICOLL_LOCAL=off the ranks of one host use links,
+as between hosts, and the bytes at the end are those that would cross them.
 """
 
 import argparse
@@ -56,7 +58,10 @@ async def main() -> None:
     parser.add_argument("--fragments", type=int, default=4)
     parser.add_argument("--delay", type=int, default=2)
     parser.add_argument("--wire", help="what is exchanged travels as: int8, int4, topk:1/64")
-    parser.add_argument("--backup", type=int, default=1, help="ranks that keep a copy of what a worker has of its own")
+    parser.add_argument("--backup", type=int, default=0, help="ranks that keep a copy of what a worker has of its own")
+    parser.add_argument("--quorum", type=int, help="workers that are waited for; all, unless it is given")
+    parser.add_argument("--grace", type=float, default=0.0, help="seconds that the others have then")
+    parser.add_argument("--replay", help="the journal of another job")
     parser.add_argument("--checkpoints", help="a directory")
     options = parser.parse_args()
 
@@ -76,7 +81,10 @@ async def main() -> None:
             fragments=options.fragments,
             delay=options.delay,
             wire=options.wire,
+            quorum=options.quorum,
+            grace=options.grace,
             backup=options.backup,
+            replay=options.replay,
             checkpoints=quicoll.train.CheckpointPolicy(options.checkpoints, every=2) if options.checkpoints else None,
             on_step=lambda number: print(f"round {number}: loss {diloco.loss:.4f}", flush=True),
         )
@@ -84,6 +92,7 @@ async def main() -> None:
         sent = sum(link.bytes_sent for link in await job.links())
         nbytes = 4 * sum(each.numel() for each in model.parameters())
         print(f"{sent:,} bytes sent over links; the gradients of one step are {nbytes:,}")
+        print(f"journal {diloco.journal or 'empty'}")
         print(f"digest {result.digest[:16]}")
 
 

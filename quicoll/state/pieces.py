@@ -12,11 +12,12 @@ a cut has left half here as well, and one that comes from a checkpoint is as goo
                its blocks itself, from the user's function `read`; nothing travels
     agreed     a step was committed with new values: the record has their digests
 
-Invariants. Blocks change in one of two ways. `commit`, when a step that gave new values is committed: the blocks are
+Invariants. Blocks change in one of three ways. `commit`, when a step that gave new values is committed: the blocks are
 those values, the copies that came with them, and no others. `arrived`, when a block that was missing is here with the
-digest of the record. No memory of a block is written while it is one: new values come in new memory. What a commit
-replaces was of the step before it, and of no use after it. Everything else stays: blocks that this rank owns no longer
-are kept until the next commit, since a view that fails may need them again.
+digest of the record. `renew`, when all ranks have found it nowhere and its user asked for zeros then. No memory of a
+block is written while it is one: new values come in new memory. What a commit replaces was of the step before it, and
+of no use after it. Everything else stays: blocks that this rank owns no longer are kept until the next commit, since a
+view that fails may need them again.
 
 Failure cases. A step that is aborted: its values were never blocks. A commit whose callback fails: the record here is
 the old one; it is handed the new one, and finds which of its blocks that describes. A transfer that broke: memory of
@@ -49,18 +50,20 @@ class PieceSpec:
     """What a sharded state is made of; equal on all ranks.
 
     length: elements of each piece. blocks: into which they are cut. dtypes: of the pieces, by name. backup: further
-    ranks that keep each block.
+    ranks that keep each block. renew: whether a block that is nowhere is zeros.
     """
 
     length: int
     blocks: int
     dtypes: Mapping[str, DType]
     backup: int
+    renew: bool = False
 
     @property
     def text(self) -> str:
         pieces = ", ".join(f"{name}: {dtype}" for name, dtype in self.dtypes.items())
-        return f"{self.length} elements in {self.blocks} blocks of ({pieces}), backup={self.backup}"
+        renew = ", renewed where they are lost" if self.renew else ""
+        return f"{self.length} elements in {self.blocks} blocks of ({pieces}), backup={self.backup}{renew}"
 
     def bounds(self, blocks: range) -> tuple[int, int]:
         """Return the first element of a run of blocks, and the one after its last."""
@@ -237,6 +240,15 @@ class HeldPieces:
     def keep(self, block: int) -> None:
         """Unagreed: take what was read to a block's place as it is."""
         self._blocks[block] = self._coming.pop(block)
+
+    def renew(self, block: int) -> None:
+        """Make zeros of a block that is nowhere, for the steps of this view.
+
+        The record stays: with it a node that comes back has the block still. In a view that follows before a step has
+        given new values it is not as agreed (`look`), so it is looked for again, and renewed where it is not found.
+        """
+        self._coming.pop(block, None)
+        self._blocks[block] = self.spec.empty(range(block, block + 1))
 
     def settle(self, owned: range) -> None:
         """Lay out what this rank owns now in one piece of memory. All of it is here; nothing is given up."""

@@ -11,6 +11,9 @@ state (pieces.py): so all ranks know the digest of every block as of the last co
     read       blocks that nobody holds, from the user's `read`, for the step that the record is of: by each rank that
                is to keep one, and where one of these cannot, by any that can (reading.py). Taken only with the digest
                of the record. Told and planned again then: a block that still nobody has is ShardLost, on all ranks
+    renewed    or zeros on all that are to keep it, where its user asked for that (`Sharded(renew=True)`): until the
+               next commit, which gives all blocks new values; the record is not touched. So a view that fails after
+               some ranks have renewed leaves what there was, and in the next one the block is looked for again
     moved      each pair of ranks with something to move has a transfer of its own (transfer.py), all at once: a rank
                gets from many and gives to many. Memory is kept when it breaks; the next one fetches what is missing
     together   nobody goes on before all blocks are in their place
@@ -30,15 +33,17 @@ keep itself, and nothing is told. A job that goes on from a checkpoint has its b
     said       by each giver, a digest of each block that it gives                  all ranks
     moved      as above, against these digests
 
-Invariants. A block counts only with the digest that its owner told in the vote of the step that gave it: never zeros,
-never of an aborted or an older step. Before any step has given values it is what a rank has read for the step of the
-state; where two ranks give one block to others, both have read the same. Nothing that is right is given up here; so a
-view that fails on the way, at any point, leaves as much as there was.
+Invariants. A block counts only with the digest that its owner told in the vote of the step that gave it: never of an
+aborted or an older step, and never zeros, but where these were asked for and all ranks know that it is nowhere. Before
+any step has given values it is what a rank has read for the step of the state; where two ranks give one block to
+others, both have read the same. Nothing that is right is given up here; so a view that fails on the way, at any point,
+leaves as much as there was.
 
     failure                                   what follows
     a rank is lost, or killed                 the view ends; the next one begins at the top, with what has arrived
-    a block's owner and all its copies lost   `read`, on any rank; else ShardLost on all ranks. The view stays; entered
-                                              again it is tried again, and where the lost node comes back, found
+    a block's owner and all its copies lost   `read`, on any rank; else zeros, where asked for, or ShardLost on all
+                                              ranks. The view stays; entered again it is tried again, and where the lost
+                                              node comes back, found
     a begin finds a block on no rank's disk   the same
     two ranks have read the same block, and   Diverged on all ranks: checkpoints of one step that are not one; nobody
     not the same bits                         knows which is right
@@ -50,6 +55,7 @@ view that fails on the way, at any point, leaves as much as there was.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -73,6 +79,8 @@ if TYPE_CHECKING:
     from quicoll.state.sharded import ShardedSet
 
 __all__ = ["redistribute"]
+
+log = logging.getLogger("quicoll")
 
 _Digests = Mapping[tuple[int, str, int], tuple[bytes, ...]]
 """By giver, state and block, what a block's parts are to be."""
@@ -119,8 +127,11 @@ async def _gathered(work: Sequence[PlacedState], states: ShardedSet, group: Grou
     plans, nowhere = _planned(work, await bits_told(group, _held(work), view), view)
     if nowhere and not await read_anywhere(nowhere, group, view):
         plans, nowhere = _planned(work, await bits_told(group, _held(work), view), view)
-        if nowhere:
-            raise _lost(*nowhere[0], view)
+        for each, blocks in nowhere:
+            if not each.pieces.spec.renew:
+                raise _lost(each, blocks, view)
+        for each, blocks in nowhere:
+            _renew(each, blocks, group.rank, view)
     return await _moved(plans, None, states, group, view)
 
 
@@ -233,6 +244,14 @@ def _differ(work: PlacedState, block: int, nodes: tuple[str, str], view: View) -
         nodes=nodes,
         tensor=f"{work.name}.{next(iter(pieces.spec.dtypes))}",
     )
+
+
+def _renew(work: PlacedState, lost: Sequence[int], rank: int, view: View) -> None:
+    """Begin anew what is nowhere, on the ranks that are to keep it."""
+    log.warning("begun anew, as zeros: %s", _lost(work, lost, view).message)
+    for block in lost:
+        if rank in work.layout.keepers(block):
+            work.pieces.renew(block)
 
 
 def _lost(work: PlacedState, lost: Sequence[int], view: View) -> ShardLost:

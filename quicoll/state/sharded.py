@@ -122,6 +122,7 @@ class Sharded:
         blocks: int,
         backup: int = 0,
         read: ReadPiece | None = None,
+        renew: bool = False,
         torch: bool = False,
     ) -> None:
         """Declare a state, equally on all ranks. Without `read` it is zeros before the first step.
@@ -138,6 +139,8 @@ class Sharded:
                 that held them; raises anything where it has not that step, or not these elements. Then the other ranks
                 are asked to read them, and give them to this one; but not for step 0. What it gives for a lost block is
                 taken only if it has the digest that its owner told.
+            renew: What becomes of blocks that were lost with all ranks that held them, and that `read` has not: True:
+                zeros, on all ranks alike, and the job goes on. False: ShardLost, and no step begins.
             torch: Whether values come as torch tensors on the host, otherwise numpy arrays.
         Raises:
             LocalError: An argument cannot be used.
@@ -153,7 +156,7 @@ class Sharded:
         self.backup = backup
         self.read = None if read is None else plain(read, "read")
         self.index: PieceIndex | None = None
-        self.pieces = HeldPieces(PieceSpec(length, blocks, dtypes, backup))
+        self.pieces = HeldPieces(PieceSpec(length, blocks, dtypes, backup, bool(renew)))
         self._kind: ArrayKind = "torch" if torch else "numpy"
         self._groups: PieceGroups | None = None
         self._name = ""

@@ -21,8 +21,9 @@ States of a round, on a rank:
     open --Partitioned----------> in doubt      either of them, found out when this rank is heard again
 
 Invariants.
-1. What a round computes is a function of the committed state, the number of the round and the samples. A logical worker
-   is one leaf of the reductions, on whichever rank it is, so the bits are those of one rank with all logical workers.
+1. What a round computes is a function of the committed state, the number of the round, the samples, and what the
+   journal says of it, which is nothing in most rounds. A logical worker is one leaf of the reductions, on whichever
+   rank it is, so the bits are those of one rank with all logical workers.
 2. An attempt works in copies. The module and the optimizers hold what is committed whenever anything is awaited.
 3. A result is applied after inner step number begin + delay, whenever it arrived: one that is late is waited for there.
 4. What a wire format loses stays in the worker's residual, if it is to, and is sent with its next exchange. Residuals
@@ -31,9 +32,12 @@ Invariants.
 
 Failures.
 - A rank is lost: its logical workers are computed by others from then on. What they had of their own comes from the
-  ranks that keep a copy (`backup`), and the bits are as if nothing had happened. Where none has one, the job stops with
-  ShardLost, and goes on from its newest checkpoint, with the same bits.
-- A rank is slow: the others wait where its pseudo-gradients are needed, `delay` inner steps after they were due.
+  ranks that keep a copy (`backup`), and the bits are as if nothing had happened. Where none has one, the workers begin
+  anew, from the job's parameters: that costs what an inner optimizer's moments and a residual are worth, and no bytes
+  in any round. All ranks know of it, and it is in the journal (quicoll.train.diloco_journal): by it the bits are those
+  of a job in which no rank was lost.
+- A rank is slow: the others wait where its pseudo-gradients are needed, `delay` inner steps after they were due; with a
+  `quorum` until the grace is over (quicoll.train.diloco_quorum).
 - A loss that is no number: it spreads as in any training. Nothing looks for it.
 - The round takes longer than the setting `timeout` on one rank than on another: the collectives of the faster ones end
   with PeerError. It has to be longer than the longest difference between ranks in a round.
@@ -56,11 +60,14 @@ from quicoll.numerics.encoding import Encoding, encoding_for
 from quicoll.numerics.feedback import ErrorFeedback
 from quicoll.numerics.reduce import ReduceOp
 from quicoll.state.sharded import Sharded
+from quicoll.train.diloco_journal import RoundJournal
+from quicoll.train.diloco_quorum import demand_quorum, stretches_of
+from quicoll.train.diloco_stretches import Stretches
+from quicoll.train.diloco_task import RoundsTask
 from quicoll.train.diloco_turns import cut_fragments, turns_of
 from quicoll.train.diloco_workers import LogicalWorker, WorkerRows, in_place_of, kept_by, step_apart
 from quicoll.train.divided import PieceArchive
 from quicoll.train.task import Part
-from quicoll.train.torch_task import TorchTask
 from quicoll.train.worker import Worker
 
 if TYPE_CHECKING:
@@ -76,6 +83,8 @@ if TYPE_CHECKING:
     from quicoll.numerics.codecs import WireFormat
     from quicoll.plan.schedule import AlgorithmName
     from quicoll.step.context import Step
+    from quicoll.train.diloco_journal import RoundEntry
+    from quicoll.train.diloco_quorum import Counts
     from quicoll.train.diloco_workers import State
     from quicoll.train.figures import StepTimes
     from quicoll.train.saver import CheckpointPolicy
@@ -127,7 +136,10 @@ class DiLoCo(Worker):
         wire: WireFormat | None = None,
         feedback: bool = True,
         keep_inner: bool = True,
-        backup: int = 1,
+        quorum: int | None = None,
+        grace: float = 0.0,
+        backup: int = 0,
+        replay: str | None = None,
         schedule: Callable[[int], float] | None = None,
         checkpoints: CheckpointPolicy | None = None,
         on_step: OnStep | None = None,
@@ -160,9 +172,13 @@ class DiLoCo(Worker):
             feedback: Whether what the wire format loses is kept, and sent with the worker's next exchange.
             keep_inner: Whether a worker's inner optimizer keeps its state from round to round; False: it begins each
                 round as it was made, and there is nothing of it to keep a copy of.
-            backup: How many further ranks keep a copy of what each logical worker has of its own. With 1, the loss of
-                one rank loses nothing, and costs the bytes of that copy in each round; 0: none is sent, and the job
-                goes on from a checkpoint then.
+            quorum: Of so many logical workers; a rank that is slower than these stops where it is, `grace` after it has
+                heard of them, and its workers count with what they have done. None: all are waited for.
+            grace: Seconds, from when a rank has heard that a quorum has come to an exchange until it stops.
+            backup: How many further ranks keep a copy of what each logical worker has of its own. 0: none; the workers
+                of a rank that is lost begin anew, which the journal says. With 1, the loss of one rank loses nothing,
+                and each round costs the bytes of that copy: four to sixteen for each parameter.
+            replay: The journal of another job (`journal`), whose bits this one is to have. None: what happens, happens.
             schedule: By what the inner learning rates are multiplied in an inner step of this number: a function of the
                 number alone.
             checkpoints: When they are written, in rounds; None: never, and none is looked for.
@@ -179,7 +195,7 @@ class DiLoCo(Worker):
             raise LocalError(f"mix is 0 to 1, and needs a delay: mix={mix}, delay={delay}")
         if backup < 0:
             raise LocalError(f"backup is 0 or more, not {backup}")
-        task = _Rounds(
+        task = RoundsTask(
             model,
             outer,
             loss,
@@ -191,6 +207,9 @@ class DiLoCo(Worker):
             wire=wire,
             feedback=wire is not None and feedback,
             keep_inner=keep_inner,
+            quorum=quorum,
+            grace=grace,
+            replay=replay,
         )
         super().__init__(
             job, task, data=data, shards=shards, checkpoints=checkpoints, on_step=on_step, algorithm=algorithm,
@@ -200,6 +219,11 @@ class DiLoCo(Worker):
         if len(task.parameters()) > len(trained):
             moved = ", ".join(list(task.parameters())[len(trained) :])
             raise LocalError(f"each logical worker would move {moved} by itself: train a model without such buffers")
+        demand_quorum(quorum, grace, self._shards)
+        stretches = stretches_of(turns, every)
+        replayed = None if replay is None else RoundJournal.parse(replay)
+        if replayed is not None:
+            replayed.demand(self._shards, stretches)
         cuts = cut_fragments([each.numel() for each in trained], fragments)
         kept = kept_by(inner, trained)
         kept_by(outer, trained)
@@ -218,12 +242,14 @@ class DiLoCo(Worker):
         self._form: Encoding | None = None if wire is None else encoding_for(wire, FLOAT32, ReduceOp.AVG, "default")
         self._feedback = wire is not None and feedback
         self._keep_inner = keep_inner
+        self._quorum, self._grace = quorum, grace
+        self._stretches, self._replayed = stretches, replayed
         self._rows = WorkerRows(
             trained, carried, kept if keep_inner else [{} for _ in kept], sizes if self._feedback else []
         )
         self._own = Sharded(
             self._shards * self._rows.length, {_PIECE: "float32"}, blocks=self._shards, backup=backup,
-            read=self._read, torch=True,
+            read=self._read, renew=True, torch=True,
         )  # fmt: skip
         directory = None if checkpoints is None else checkpoints.directory
         self._archive = self._own.index = PieceArchive(_PREFIX, directory, "torch")
@@ -238,6 +264,21 @@ class DiLoCo(Worker):
     def _read(self, step: int, name: str, start: int, stop: int) -> Any:
         return self._archive.read(self._own, step, name, start, stop)
 
+    @property
+    def journal(self) -> str:
+        """What happened in the committed rounds that is neither in the recipe nor in the samples; empty: nothing.
+
+        It is the same on all ranks. `replay=` takes it.
+        """
+        return self._trainer.journal.text
+
+    def _done_before(self, number: int) -> Counts | None:
+        """What each worker did in the round before."""
+        if number == 1:
+            return None
+        said = self._trainer.journal.of_round(number - 1).done
+        return said or [[len(stretch)] * self._shards for stretch in self._stretches]
+
     # -- a round -------------------------------------------------------------------------------------------------------
 
     async def _update(self, step: Step, times: StepTimes) -> Callable[[], None]:
@@ -245,9 +286,24 @@ class DiLoCo(Worker):
         clock, group = asyncio.get_running_loop().time, self._job.group
         shards = group.shards(self._shards)
         mine, length = self._own[_PIECE], self._rows.length
-        workers = [
-            self._rows.worker(shard, mine[place * length : (place + 1) * length]) for place, shard in enumerate(shards)
-        ]
+        entry = None if self._replayed is None else self._replayed.of_round(step.number)
+        said = Stretches(
+            group,
+            shards,
+            self._stretches,
+            number=step.number,
+            quorum=self._quorum,
+            grace=self._grace,
+            before=self._done_before(step.number),
+            replayed=entry,
+        )
+        workers = []
+        for place, shard in enumerate(shards):
+            row = mine[place * length : (place + 1) * length]
+            if entry is not None and shard in entry.anew:
+                row = row.new_zeros(length)
+            workers.append(self._rows.worker(shard, row))
+        anew = [not worker.begun for worker in workers]
         values = list(self._parameters)  # of the job, as this round leaves them
         states: dict[int, State] = {}
         under_way: dict[int, Handle[torch.Tensor]] = {}
@@ -256,16 +312,26 @@ class DiLoCo(Worker):
         for turn in self._turns:
             while done < turn.at:
                 done += 1
-                position = await self._inner_step(step, shards, workers, done, position, times)
+                position = await self._inner_step(step, shards, workers, said, done, position, times)
             if turn.begins:
-                under_way[turn.fragment] = self._exchange(shards, workers, turn.fragment)
+                said.close()
+                shares = [said.share(place, turn.fragment) for place in range(len(workers))]
+                under_way[turn.fragment] = self._exchange(shards, workers, shares, turn.fragment)
                 continue
+            if done == self._every:
+                said.close()  # the last stretch, which ends with the round
             began = clock()
             mean = await under_way.pop(turn.fragment)
+            factor = await said.factor(turn.fragment)
+            if factor != 1.0:
+                mean = mean * factor
             times.communication += clock() - began
             self._apply(turn.fragment, mean, workers, values, states)
         began = clock()
         loss = await self._mean_loss(shards, workers)
+        happened = await said.settle(anew)
+        if happened.done:
+            loss *= self._shards / max(sum(map(any, zip(*happened.done, strict=True))), 1)
         rows = self._own[_PIECE].new_empty(len(workers) * length)
         for place, worker in enumerate(workers):
             if not self._keep_inner:
@@ -273,13 +339,14 @@ class DiLoCo(Worker):
             self._rows.write(worker, rows[place * length : (place + 1) * length])
         await self._own.stage(step, {_PIECE: rows})
         times.communication += clock() - began
-        return lambda: self._commit(values, states, loss)
+        return lambda: self._commit(values, states, loss, happened)
 
     async def _inner_step(
         self,
         step: Step,
         shards: Shards,
         workers: Sequence[LogicalWorker],
+        said: Stretches,
         done: int,
         position: Position | None,
         times: StepTimes,
@@ -287,21 +354,30 @@ class DiLoCo(Worker):
         """Do inner step `done` of the round for each logical worker here; return where the data stands then."""
         number = (step.number - 1) * self._every + done
         clock, seed = asyncio.get_running_loop().time, self._job.seed.for_step(number)
+        said.look(done)
+        doing = [said.does(place, done) for place in range(len(workers))]
         began = clock()
+        parts: Sequence[Part]
         if self._data is None or self._sampler is None or position is None:
             parts = [Part(number, worker.shard, seed.for_shard(worker.shard)) for worker in workers]
         else:
-            parts = [
-                Part(number, each.shard, seed.for_shard(each.shard), each.indices, each.samples)
-                for each in self._data.take(step, shards)
-            ]
+            if any(doing) or not workers:
+                parts = [
+                    Part(number, each.shard, seed.for_shard(each.shard), each.indices, each.samples)
+                    for each in self._data.take(step, shards)
+                ]
+            else:
+                self._sampler.reserve(step, shards)  # left out; the data moves on as on all other ranks
+                parts = [Part(number, worker.shard, seed.for_shard(worker.shard)) for worker in workers]
             times.samples += self._sampler.samples(position)
             position = self._sampler.after(position)
         times.data += clock() - began
         factor = 1.0 if self._schedule is None else self._schedule(number)
-        for worker, part in zip(workers, parts, strict=True):
-            if part.indices is None or part.indices.size:  # at the end of an epoch some may have no samples
+        for worker, part, does in zip(workers, parts, doing, strict=True):
+            if does and (part.indices is None or part.indices.size):  # at the end of an epoch some may have no samples
                 self._train_worker(worker, part, factor)
+        if not any(doing) and workers:
+            return position
         waiting = None if self._on_inner_step is None else self._on_inner_step(number)
         # Whoever wants to be heard on this loop, such as the handler of SIGTERM, is heard after each inner step.
         await (waiting if inspect.isawaitable(waiting) else asyncio.sleep(0))
@@ -327,8 +403,10 @@ class DiLoCo(Worker):
         )  # read at the end of the round: a device is not waited for
         worker.steps += 1
 
-    def _exchange(self, shards: Shards, workers: Sequence[LogicalWorker], fragment: int) -> Handle[torch.Tensor]:
-        """Begin to average the pseudo-gradients of a fragment, one flat tensor for each logical worker."""
+    def _exchange(
+        self, shards: Shards, workers: Sequence[LogicalWorker], shares: Sequence[float], fragment: int
+    ) -> Handle[torch.Tensor]:
+        """Begin to average the pseudo-gradients of a fragment, by the workers' shares, one flat tensor for each."""
         import torch
 
         places = self._fragments[fragment]
@@ -336,6 +414,9 @@ class DiLoCo(Worker):
             torch.cat([(self._parameters[n].detach() - worker.values[n]).reshape(-1) for n in places]).cpu()
             for worker in workers
         ]
+        for flat, share in zip(flats, shares, strict=True):
+            if share != 1.0:
+                flat.mul_(share)
         if self._form is not None and self._feedback and workers:
             # What `all_reduce(residual=...)` does when the step is committed, but now: a residual is part of a row, and
             # rows are staged, and copied to other ranks, before the vote.
@@ -387,7 +468,9 @@ class DiLoCo(Worker):
         )
         return float(mean[0])
 
-    def _commit(self, values: Sequence[torch.Tensor], states: Mapping[int, State], loss: float) -> None:
+    def _commit(
+        self, values: Sequence[torch.Tensor], states: Mapping[int, State], loss: float, happened: RoundEntry
+    ) -> None:
         """Take what the round has come to."""
         import torch
 
@@ -396,29 +479,5 @@ class DiLoCo(Worker):
                 parameter.copy_(values[number])
                 if states[number]:
                     self._outer.state[parameter] = states[number]
+        self._trainer.journal = self._trainer.journal.with_entry(happened)
         self.loss = loss
-
-
-class _Rounds(TorchTask):
-    """The module with the job's parameters, the outer optimizer, and the recipe, which is the same on all ranks."""
-
-    def __init__(
-        self,
-        module: torch.nn.Module,
-        outer: torch.optim.Optimizer,
-        loss: Callable[[torch.nn.Module, Part], torch.Tensor],
-        *,
-        inner: torch.optim.Optimizer,
-        **recipe: object,
-    ) -> None:
-        super().__init__(module, outer, loss)
-        self._recipe = {"inner optimizer": _said(inner), **recipe}
-
-    def architecture(self) -> Mapping[str, Any]:
-        """Return what a torch task returns, and the recipe."""
-        return {**super().architecture(), **self._recipe}
-
-
-def _said(optimizer: torch.optim.Optimizer) -> str:
-    defaults = {name: value for name, value in sorted(optimizer.defaults.items()) if name != "params"}
-    return f"{type(optimizer).__name__} {defaults}"

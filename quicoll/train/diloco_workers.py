@@ -51,6 +51,7 @@ class LogicalWorker:
         values: Its parameters.
         state: Its inner optimizer's, one for each parameter; None: as the optimizer was made.
         residuals: Of each fragment, flat; empty without error feedback.
+        begun: Whether its row was one; otherwise it begins anew.
         loss: The sum over its inner steps in this attempt.
         steps: How many these are.
     """
@@ -59,6 +60,7 @@ class LogicalWorker:
     values: list[torch.Tensor]
     state: list[State] | None
     residuals: list[torch.Tensor]
+    begun: bool = True
     loss: torch.Tensor | float = 0.0
     steps: int = 0
 
@@ -99,7 +101,7 @@ class WorkerRows:
         begun, stepped = (bool(each) for each in row[:2].tolist())
         residuals = [torch.zeros(size) for size in self.fragments]
         if not begun:
-            return LogicalWorker(shard, values, None, residuals)
+            return LogicalWorker(shard, values, None, residuals, begun=False)
         at = 2
         for number in self.carried:
             at = _read(row, at, values[number])

@@ -112,8 +112,9 @@ async def test_diloco_ends_with_one_digest_on_any_number_of_ranks_though_one_is_
     recipe = ("--wire", "int8", "--rounds")
     alone = await Launch("diloco.py", *recipe, "3", workers=1).run()
     killed = Launch(
-        "diloco.py", *recipe, "3", workers=3, expects=lambda line: line.startswith("worker-1: round 1"), program=HELD
-    )
+        "diloco.py", *recipe, "3", "--backup", "1",
+        workers=3, expects=lambda line: line.startswith("worker-1: round 1"), program=HELD,
+    )  # fmt: skip
     assert await killed.run() == alone
     # Interrupted by the end of its rounds, and gone on with by another number of ranks.
     where = ("--checkpoints", tmp_path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,20 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from depth import deep
+from diloco_jobs import (
+    EVERY,
+    ROUNDS,
+    WORKERS,
+    Ended,
+    adam,
+    loss_of,
+    nesterov,
+    of_dropout,
+    of_indices,
+    of_layers,
+    samples,
+    trained,
+)
 from torch import nn
 from torch.nn import functional
 
@@ -19,13 +32,10 @@ from quicoll.sim import RunFailed, Settings, Simulation, scenario
 from quicoll.train import CheckpointPolicy, DiLoCo
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from quicoll.job import Job
-    from quicoll.train import Part
-
-WORKERS, EVERY, ROUNDS = 4, 6, 4
 
 
 @pytest.fixture(autouse=True)
@@ -37,37 +47,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def of_layers() -> nn.Module:
-    torch.manual_seed(5)
-    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
-
-
-def of_dropout() -> nn.Module:
-    torch.manual_seed(5)
-    return nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 1))
-
-
-def samples(worker: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a logical worker has in an inner step."""
-    x = torch.randn(5, 6, generator=torch.Generator().manual_seed(1000 * step + worker))
-    return x, torch.tanh(x.sum(1)) + 0.1 * worker
-
-
-def loss_of(model: nn.Module, part: Part) -> torch.Tensor:
-    x, y = samples(part.shard, part.step)
-    return functional.mse_loss(model(x)[:, 0], y)
-
-
-def of_indices(model: nn.Module, part: Part) -> torch.Tensor:
-    assert part.indices is not None
-    x = torch.from_numpy(part.indices)[:, None] * torch.linspace(-1.0, 1.0, 6) / 50
-    return functional.mse_loss(model(x)[:, 0], torch.sin(3 * x.sum(1)))
-
-
-def adam(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(model.parameters(), lr=0.02)
-
-
 def clipped(model: nn.Module) -> torch.optim.Optimizer:
     made = torch.optim.SGD(model.parameters(), lr=1.0)
 
@@ -76,65 +55,6 @@ def clipped(model: nn.Module) -> torch.optim.Optimizer:
 
     made.register_step_pre_hook(clip)
     return made
-
-
-def nesterov(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
-
-
-class Ended:
-    """What a run has come to."""
-
-    def __init__(self) -> None:
-        self.models: list[dict[str, torch.Tensor]] = []
-        self.losses: dict[int, float] = {}
-        self.digests: set[str] = set()
-        self.aborted = 0
-
-    def same(self, other: Ended) -> None:
-        assert self.digests == other.digests
-        assert len(self.digests) == 1
-        assert self.losses == other.losses
-
-
-def trained(
-    ranks: int,
-    *,
-    rounds: int = ROUNDS,
-    make: Callable[[], nn.Module] = of_layers,
-    inner: Callable[[nn.Module], torch.optim.Optimizer] = adam,
-    events: Callable[[Simulation], None] | None = None,
-    pace: float = 0.0,
-    data: bool = False,
-    backup: int = 1,
-    shards: int = WORKERS,
-    **options: Any,
-) -> Ended:
-    """Train on so many ranks."""
-    ended = Ended()
-
-    async def worker(job: Job, _: Simulation) -> None:
-        model = make()
-        sampler = Sampler(50, batch_size=2 * shards, shards=shards, seed=3) if data else None
-        diloco = DiLoCo(
-            job, model, inner(model), nesterov(model), of_indices if data else loss_of, data=sampler, shards=shards,
-            backup=backup,
-            on_step=lambda number: ended.losses.setdefault(number, diloco.loss) == diloco.loss or pytest.fail("loss"),
-            on_inner_step=lambda _: asyncio.sleep(pace),
-            **({"every": EVERY, "fragments": 1, "delay": 0} | options),
-        )  # fmt: skip
-        result = await diloco.run(steps=rounds)
-        ended.digests.add(result.digest)
-        ended.models.append({name: value.detach().clone() for name, value in model.named_parameters()})
-
-    simulation = Simulation(worker, seed=3, settings=Settings(ranks=ranks, limit=400.0))
-    if events is not None:
-        events(simulation)
-    outcome = simulation.run()
-    if outcome.error is not None:
-        raise outcome.error
-    ended.aborted = outcome.aborted
-    return ended
 
 
 def plainly(
@@ -362,13 +282,6 @@ def test_ranks_that_come_and_go_by_order_need_no_backup() -> None:
     trained(3, pace=0.25, events=events, backup=0, **RECIPE).same(trained(1, **RECIPE))
 
 
-def test_without_a_backup_a_killed_rank_stops_the_job_and_is_named() -> None:
-    with pytest.raises(RunFailed, match="ShardLost") as lost:
-        trained(3, pace=0.25, events=lambda sim: [sim.at(2.6).crash(1)], backup=0, **RECIPE)
-    assert "worker-1, which owned them" in str(lost.value)
-    assert "'workers' (row)" in str(lost.value)
-
-
 def resumed(directory: Path, rounds: int, ranks: int, **options: Any) -> Ended:
     policy = CheckpointPolicy(str(directory), every=2)
     return trained(ranks, **RECIPE | {"rounds": rounds, "checkpoints": policy, "backup": 0} | options)
@@ -435,9 +348,10 @@ def test_between_rounds_and_while_one_is_awaited_the_model_has_the_parameters_of
     assert len({its[0] for its in seen[0].values()}) == 3
 
 
-def of_many() -> nn.Module:
+def of_many(width: int = 2000) -> nn.Module:
+    """Make a model of 8 * width + 1 parameters."""
     torch.manual_seed(5)
-    return nn.Sequential(nn.Linear(6, 2000), nn.Tanh(), nn.Linear(2000, 1))
+    return nn.Sequential(nn.Linear(6, width), nn.Tanh(), nn.Linear(width, 1))
 
 
 ELEMENTS = 16_001
@@ -446,22 +360,40 @@ ELEMENTS = 16_001
 @pytest.mark.parametrize(
     ("options", "exchanged", "copied"),
     [
-        ({"backup": 0}, 4 * ELEMENTS, 0),
-        ({"backup": 0, "fragments": 4}, 4 * ELEMENTS, 0),
-        ({"backup": 0, "wire": "int8"}, (1 + 4 / 256) * ELEMENTS, 0),
-        ({"backup": 0, "wire": "int4"}, (1 / 2 + 2 / 64) * ELEMENTS, 0),
-        ({"backup": 0, "wire": "topk:1/64"}, 4 * ELEMENTS / 73, 0),
+        ({}, 4 * ELEMENTS, 0),
+        ({"fragments": 4}, 4 * ELEMENTS, 0),
+        ({"wire": "int8"}, (1 + 4 / 256) * ELEMENTS, 0),
+        ({"wire": "int4"}, (1 / 2 + 2 / 64) * ELEMENTS, 0),
+        ({"wire": "topk:1/64"}, 4 * ELEMENTS / 73, 0),
         # Of the worker of a rank: two moments, a count for each of four parameters, and two flags.
-        ({}, 4 * ELEMENTS, 4 * (2 * ELEMENTS + 4 + 2)),
+        ({"backup": 1}, 4 * ELEMENTS, 4 * (2 * ELEMENTS + 4 + 2)),
         # Beside them own parameters, but for those of the last fragment, and what the wire format has lost.
-        ({"wire": "int8", "fragments": 4}, (1 + 4 / 256) * ELEMENTS, 4 * (4 * ELEMENTS - 1 + 4 + 2)),
+        ({"backup": 1, "wire": "int8", "fragments": 4}, (1 + 4 / 256) * ELEMENTS, 4 * (4 * ELEMENTS - 1 + 4 + 2)),
         # A worker with nothing of its own.
-        ({"wire": "int8", "feedback": False, "keep_inner": False}, (1 + 4 / 256) * ELEMENTS, 4 * 2),
+        ({"backup": 1, "wire": "int8", "feedback": False, "keep_inner": False}, (1 + 4 / 256) * ELEMENTS, 4 * 2),
     ],
 )
 def test_a_rank_sends_in_a_round_what_one_exchange_of_gradients_takes_and_the_copies_that_were_asked_for(
     options: dict[str, Any], exchanged: float, copied: int
 ) -> None:
+    for of_rounds in sent_in_two_rounds(2, **options):
+        padding = 0 if options.get("wire") is None else 260 * options.get("fragments", 1)  # of the last block of each
+        assert 0 <= of_rounds - 2 * (exchanged + copied) < 400 + 2 * padding, (of_rounds, exchanged, copied)
+
+
+@pytest.mark.parametrize(("wire", "fewer"), [("int4", 400), ("topk:1/64", 2000)])
+@pytest.mark.parametrize("options", deep([{"fragments": 4, "delay": 2}], [{}, {"fragments": 4, "delay": 2}]))
+def test_a_round_of_a_hundred_steps_sends_as_many_times_fewer_bytes_than_gradients_in_each_step(
+    wire: str, fewer: int, options: dict[str, Any]
+) -> None:
+    # Gradients: reduced and gathered, 2 (p - 1) / p of them a step. A round's bytes do not depend on its steps.
+    gradients = 100 * 2 * 3 / 4 * 4 * (8 * 9312 + 1)
+    for of_rounds in sent_in_two_rounds(4, width=9312, wire=wire, **options):
+        assert of_rounds / 2 < gradients / fewer, gradients / (of_rounds / 2)
+
+
+def sent_in_two_rounds(ranks: int, *, width: int = 2000, **options: Any) -> list[int]:
+    """What each rank sends over links in the third and the fourth round."""
     sent: list[list[int]] = []
 
     async def worker(job: Job, _: Simulation) -> None:
@@ -471,19 +403,16 @@ def test_a_rank_sends_in_a_round_what_one_exchange_of_gradients_takes_and_the_co
         async def count(number: int) -> None:
             mine.append(sum(link.bytes_sent for link in await job.links()))
 
-        model = of_many()
+        model = of_many(width)
         diloco = DiLoCo(
-            job, model, adam(model), nesterov(model), loss_of, shards=2, every=4, delay=0, on_step=count,
-            **({"fragments": 1} | options),
+            job, model, adam(model), nesterov(model), loss_of, shards=ranks, every=8, on_step=count,
+            **({"fragments": 1, "delay": 0} | options),
         )  # fmt: skip
         await diloco.run(steps=4)
 
-    outcome = Simulation(worker, seed=3, settings=Settings(ranks=2, limit=100.0)).run()
+    outcome = Simulation(worker, seed=3, settings=Settings(ranks=ranks, limit=100.0)).run()
     assert outcome.error is None, outcome.error
-    for mine in sent:
-        of_rounds = mine[3] - mine[1]  # of two; the first has what a view begins with
-        padding = 0 if options.get("wire") is None else 260 * options.get("fragments", 1)  # of the last block of each
-        assert 0 <= of_rounds - 2 * (exchanged + copied) < 400 + 2 * padding, (of_rounds, exchanged, copied)
+    return [mine[3] - mine[1] for mine in sent]  # the first round has what a view begins with
 
 
 class WithRunningMeans(nn.Module):

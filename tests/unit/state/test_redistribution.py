@@ -40,9 +40,9 @@ class OpenStep:
 class Node:
     """A process: its part of a sharded state, from view to view."""
 
-    def __init__(self, name: str, backup: int = 0, read: Read | None = None) -> None:
+    def __init__(self, name: str, backup: int = 0, read: Read | None = None, renew: bool = False) -> None:
         self.name = name
-        self.sharded = Sharded(LENGTH, PIECES, blocks=BLOCKS, backup=backup, read=read)
+        self.sharded = Sharded(LENGTH, PIECES, blocks=BLOCKS, backup=backup, read=read, renew=renew)
         self.set: Any = None
 
     def enter(self, hubs: Sequence[Hub], rank: int) -> None:
@@ -59,8 +59,8 @@ class Node:
 class Cluster:
     """Nodes that meet in one view after another."""
 
-    def __init__(self, world: int, backup: int = 0, read: Read | None = None) -> None:
-        self.nodes = [Node(f"n{number}", backup, read) for number in range(world)]
+    def __init__(self, world: int, backup: int = 0, read: Read | None = None, renew: bool = False) -> None:
+        self.nodes = [Node(f"n{number}", backup, read, renew) for number in range(world)]
         self.step = 0
         self.view = view([node.name for node in self.nodes])
         self.hubs: list[Hub] = []
@@ -205,6 +205,48 @@ async def test_a_block_that_is_nowhere_is_named_on_all_ranks_and_found_when_its_
     assert (found[0].piece, found[0].start, found[0].stop, found[0].nodes) == ("a.m", 7, 15, ("n1",))
     assert (found[0].step, found[0].view, found[0].node) == (1, 7, "n1")
     assert await cluster.meet(nodes) == [0, 0, 0]
+    cluster.check()
+
+
+async def test_a_block_that_is_nowhere_is_zeros_where_its_user_asked_for_that_until_a_step_gives_it_values() -> None:
+    cluster = Cluster(3, renew=True)
+    nodes = cluster.nodes
+    await cluster.meet(nodes)
+    await cluster.train()
+    assert not any(isinstance(each, BaseException) for each in await cluster.meet([nodes[0], nodes[2]]))
+    for node in (nodes[0], nodes[2]):
+        mine = node.sharded.mine
+        for name in PIECES:
+            wanted = values(1, name, 0, LENGTH)
+            wanted[7:15] = 0
+            assert np.array_equal(node.sharded[name], wanted[mine])
+    await cluster.train()
+    cluster.check()
+
+
+async def test_a_node_that_is_back_before_the_next_commit_has_its_block_still() -> None:
+    cluster = Cluster(3, renew=True)
+    nodes = cluster.nodes
+    await cluster.meet(nodes)
+    await cluster.train()
+    await cluster.meet([nodes[0], nodes[2]])
+    await cluster.train(commit=False)
+    found = await cluster.meet(nodes)
+    assert not any(isinstance(each, BaseException) for each in found), found
+    cluster.check()
+
+
+async def test_what_was_renewed_in_a_view_is_looked_for_again_and_renewed_in_the_next_one() -> None:
+    cluster = Cluster(3, backup=1, renew=True)
+    nodes = cluster.nodes
+    await cluster.meet(nodes)
+    await cluster.train()
+    for _ in range(2):
+        assert await cluster.meet([nodes[0]]) == [0]
+        mine = nodes[0].sharded["m"].copy()
+        assert not mine[7:15].any()
+        assert mine[:7].all()
+    await cluster.train()
     cluster.check()
 
 

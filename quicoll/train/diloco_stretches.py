@@ -1,0 +1,215 @@
+"""What the logical workers do in each stretch of an attempt at a round, and what all ranks say of it.
+
+The shell of quicoll.train.diloco_quorum, where it says what is decided and by whom:
+
+    open     receives are posted: each other rank sends a byte when it ends the stretch. That is the hint
+    look     before each inner step: whether this rank stops here
+    close    the byte goes to all others, and what each worker here has done to all ranks, by an all_gather
+    settle   at the end of the round, when every rank has ended every stretch: nothing stays under way
+
+With a journal to be replayed the numbers are its own, and nobody sends a hint. Without a quorum all do all, and nothing
+is sent but, at the end of the round, which workers began it anew.
+
+Every rank makes the same calls, as everywhere in a step. A receive is answered when the slowest rank has ended the
+stretch: what bounds that are the reductions at its end, with the setting `timeout`.
+
+Failures. A rank says what cannot be, more inner steps than there are: PeerError, which names it. A rank is lost: the
+view ends, and with it every operation that is under way here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from quicoll.errors import PeerError
+from quicoll.numerics.canonical_order import leaves_of
+from quicoll.train.diloco_journal import RoundEntry
+from quicoll.train.diloco_quorum import Counts, StretchEnds, shares_in
+
+if TYPE_CHECKING:
+    from quicoll.collectives.group import Group
+    from quicoll.collectives.handle import Handle
+    from quicoll.collectives.shards import Shards
+
+__all__ = ["Stretches"]
+
+_BOUNDED_ELSEWHERE_S = 86400.0  # see the module's head
+
+
+class Stretches:
+    """See the module's head. Of one attempt."""
+
+    def __init__(
+        self,
+        group: Group,
+        shards: Shards,
+        stretches: Sequence[range],
+        *,
+        number: int,
+        quorum: int | None,
+        grace: float,
+        before: Counts | None,
+        replayed: RoundEntry | None,
+    ) -> None:
+        """Open the first stretch.
+
+        Args:
+            group: All ranks.
+            shards: The logical workers of this one.
+            stretches: The inner steps of each.
+            number: Of the round.
+            quorum: As in `demand_quorum`.
+            grace: Likewise.
+            before: What each worker did in each stretch of the round before; None: there was none.
+            replayed: What is said of this round in a journal that is replayed; None: none is.
+        """
+        self._group, self._shards, self._lengths, self._number = group, shards, stretches, number
+        self._quorum = quorum if replayed is None else None
+        self._grace_ns = round(grace * 1e9)
+        self._counting = quorum is not None or replayed is not None
+        self._planned: Counts = replayed.done if replayed is not None else ()
+        self._before = before
+        self._clock = asyncio.get_running_loop().time
+        self._under_way: list[Handle[Any]] = []
+        self._said: list[Handle[Any]] = []
+        self._mine: list[list[int]] = []  # of each closed stretch, what the workers of this rank did
+        self._table: list[list[int]] = []  # of each that was heard, what all did
+        self._open = -1
+        self._arrivals: StretchEnds | None = None
+        self._limits: list[int] = []
+        self._next()
+
+    def _next(self) -> None:
+        self._open += 1
+        if self._open == len(self._lengths):
+            return
+        stretch = self._lengths[self._open]
+        done = self._own(self._planned[self._open]) if self._planned else ()
+        self._limits = [stretch.start - 1 + each for each in done or [len(stretch)] * self._shards.count]
+        self._arrivals = None
+        if self._quorum is not None and stretch:
+            self._arrivals = StretchEnds(self._quorum, self._grace_ns)
+            for rank in self._others():
+                self._receive(self._arrivals, rank)
+
+    def _own(self, row: Sequence[int]) -> Sequence[int]:
+        return row[self._shards.first : self._shards.first + self._shards.count]
+
+    def _others(self) -> list[int]:
+        return [rank for rank in range(self._group.world_size) if rank != self._group.rank]
+
+    def _receive(self, arrivals: StretchEnds, rank: int) -> None:
+        workers = len(leaves_of(rank, self._group.world_size, self._shards.total))
+        handle = self._group.recv(np.empty(1, np.uint8), source=rank, timeout=_BOUNDED_ELSEWHERE_S)
+        handle.add_done_callback(partial(self._heard, arrivals, workers))
+        self._under_way.append(handle)
+
+    def _heard(self, arrivals: StretchEnds, workers: int, future: asyncio.Future[int]) -> None:
+        if not future.cancelled() and future.exception() is None:
+            arrivals.arrived(workers, self._now_ns())
+
+    def _now_ns(self) -> int:
+        return round(self._clock() * 1e9)
+
+    def look(self, done: int) -> None:
+        """Stop this rank's workers before an inner step, if they are to.
+
+        Args:
+            done: The step's number in the round.
+        """
+        if self._arrivals is not None and self._arrivals.over(self._now_ns()):
+            self._limits = [min(limit, done - 1) for limit in self._limits]
+
+    def does(self, place: int, done: int) -> bool:
+        """Return whether a worker of this rank does an inner step.
+
+        Args:
+            place: Which of them.
+            done: The step's number in the round.
+        """
+        return done <= self._limits[place]
+
+    def close(self) -> None:
+        """End the open stretch, and open the next one."""
+        if self._arrivals is not None:
+            for rank in self._others():
+                sent = self._group.send(np.zeros(1, np.uint8), to=rank, timeout=_BOUNDED_ELSEWHERE_S)
+                self._under_way.append(sent)
+        self._mine.append([limit - self._lengths[self._open].start + 1 for limit in self._limits])
+        if self._counting:
+            self._said.append(self._group.all_gather(np.array(self._mine[-1], np.int64)))
+        self._next()
+
+    def share(self, place: int, stretch: int) -> float:
+        """Return what part a worker of this rank has done of what an exchange is of, 0 to 1.
+
+        Args:
+            place: Which of them.
+            stretch: At whose end the exchange begins; it is closed.
+        """
+        before = None if self._before is None else [self._own(row)[place : place + 1] for row in self._before]
+        (done,), due = shares_in(stretch, self._lengths, before, [row[place : place + 1] for row in self._mine])
+        return done / due if due else 1.0
+
+    async def factor(self, stretch: int) -> float:
+        """Return by what the mean over all workers is multiplied, so that it is one by weights.
+
+        Args:
+            stretch: As in `share`.
+        Returns:
+            0.0 where no worker has done anything.
+        Raises:
+            PeerError: A rank was lost, or says what cannot be.
+        """
+        if not self._counting:
+            return 1.0
+        await self._hear(stretch)
+        done, due = shares_in(stretch, self._lengths, self._before, self._table)
+        return len(done) * due / sum(done) if sum(done) else float(not due)
+
+    async def settle(self, anew: Sequence[bool]) -> RoundEntry:
+        """End the round: nothing stays under way.
+
+        Args:
+            anew: Whether each worker of this rank began the round anew.
+        Returns:
+            What the journal says of the round, if it is committed.
+        Raises:
+            PeerError: A rank was lost, or says what cannot be.
+        """
+        flags = self._group.all_gather(np.array(anew, np.uint8))
+        for handle in self._under_way:
+            await handle
+        if self._counting:
+            await self._hear(len(self._lengths) - 1)
+        told = np.asarray(await flags)
+        cut = any(min(row) < len(stretch) for row, stretch in zip(self._table, self._lengths, strict=False))
+        return RoundEntry(
+            self._number,
+            tuple(int(worker) for worker in np.flatnonzero(told)) if self._number > 1 else (),
+            tuple(map(tuple, self._table)) if cut else (),
+        )
+
+    async def _hear(self, stretch: int) -> None:
+        """Take in what all ranks have said, up to a stretch."""
+        while len(self._table) <= stretch:
+            number = len(self._table)
+            row = [int(each) for each in np.asarray(await self._said[number])]
+            for worker, each in enumerate(row):
+                if not 0 <= each <= len(self._lengths[number]):
+                    raise PeerError(
+                        f"says that logical worker {worker} did {each} of the {len(self._lengths[number])} inner steps "
+                        f"of a stretch of round {self._number}",
+                        rank=next(
+                            rank
+                            for rank in range(self._group.world_size)
+                            if worker in leaves_of(rank, self._group.world_size, self._shards.total)
+                        ),
+                        step=self._number,
+                    )
+            self._table.append(row)
