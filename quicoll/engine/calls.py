@@ -498,15 +498,22 @@ class Calls:
 def site_numbers(view: View, ranks: Sequence[int] | None = None) -> tuple[int, ...]:
     """Number the sites of ranks from 0 in the order in which they appear.
 
+    Where all are of one site, or name none, and some of them are of one host and others elsewhere by where they are
+    reached, hosts are sites: what is inside one goes through its memory, or never leaves it.
+
     Args:
         view: The view.
         ranks: Ranks of the view; None: all.
     Returns:
         The number of each rank's site. Ranks that name no site share one.
     """
-    numbers: dict[str, int] = {}
     members = view.members if ranks is None else [view.members[rank] for rank in ranks]
-    return tuple([numbers.setdefault(member.site, len(numbers)) for member in members])
+    names = [member.site for member in members]
+    hosts = [member.host for member in members]
+    if len({*names}) == 1 and 1 < len({*hosts}) < len(hosts) and "" not in hosts:
+        names = hosts
+    numbers: dict[str, int] = {}
+    return tuple([numbers.setdefault(name, len(numbers)) for name in names])
 
 
 def measurements(paths: Sequence[tuple[int | None, int | None]]) -> tuple[int, ...]:

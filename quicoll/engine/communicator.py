@@ -37,18 +37,22 @@ from typing import TYPE_CHECKING, Any
 from quicoll.engine.calls import Call, Calls, Slot, measurements
 from quicoll.engine.differences import brief, difference
 from quicoll.engine.executor import Execution, TransferFailed
+from quicoll.engine.host_ways import SpoiledInMemory
 from quicoll.engine.in_flight import Ended, Headway, InFlight, Watch
 from quicoll.engine.late_stacks import ahead
 from quicoll.engine.messages import Announce, Farewell, encode_message
 from quicoll.errors import Corrupted, LocalError, Mismatch, PeerError, QuicollError, again
 from quicoll.local.small import Differing, Spoiled
 from quicoll.observability.flight import UnderWay
+from quicoll.plan.network import MEMORY_RATE
 from quicoll_transport.errors import LinkLost, MessageCorrupted
 from quicoll_transport.errors import TransportError as _TransportError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from quicoll.engine.executor import Way
+    from quicoll.engine.host_ways import HostWays
     from quicoll.engine.late_stacks import LateStacks
     from quicoll.engine.neighbourhood import Neighbourhood
     from quicoll.engine.rows import NearCall
@@ -76,7 +80,8 @@ class Communicator:
 
     error: why it broke, None while it works. end_error: what all ranks are given, None until the coordinator has ended
     the view. near: the way between the view's ranks where all share a host: their calls begin and mostly end there
-    (neighbourhood.py); what becomes of them when they do not is settled here, as for all operations.
+    (neighbourhood.py); what becomes of them when they do not is settled here, as for all operations. ways: those to the
+    other ranks of this host, where others are elsewhere: messages of plans go by them (host_ways.py).
     """
 
     def __init__(
@@ -89,6 +94,7 @@ class Communicator:
         on_failure: Callable[[QuicollError, tuple[int, ...]], None],
         on_called: Callable[[str, dict[int, int]], None] = lambda op, arrived_ns: None,
         near: Neighbourhood | None = None,
+        ways: HostWays | None = None,
         flight: ViewRecorder | None = None,
         late: LateStacks | None = None,
     ) -> None:
@@ -104,6 +110,7 @@ class Communicator:
             on_called: Called with (op, arrived_ns) for each operation that all have called. arrived_ns: when each
                 rank's call came to be known here.
             near: The way between the ranks where all share a host, which ends with this.
+            ways: Those to the ranks of this host, where not all share it, which end with this.
             flight: Is told what is called, and how it ends.
             late: Asks late ranks where they are; None asks nobody.
         """
@@ -120,6 +127,8 @@ class Communicator:
         self._on_failure = on_failure
         self._on_called = on_called
         self.near = near
+        self.ways = ways
+        self._ways: dict[int, Way] = {**links, **({} if ways is None else ways.to(links))}
         self._flight = flight
         self._late = late
         self._calls = Calls(view, rank)
@@ -377,7 +386,7 @@ class Communicator:
             operation.algorithm = work.plan.algorithm
             operation.execution = Execution(
                 work,
-                links=self._links,
+                ways=self._ways,
                 ranks=slot.ranks,
                 prefix=self._prefix(slot),
                 wake=partial(self._woken, operation),
@@ -568,7 +577,9 @@ class Communicator:
         return PeerError(f"its words {where} cannot be: {seen}", node=self._node(seen.rank), **who)
 
     def _end_near(self) -> None:
-        """The view is broken: end the calls through memory that are under way, as all ranks are told."""
+        """The view is broken: end what goes through memory. Calls under way there end as all ranks are told."""
+        if self.ways is not None:
+            self.ways.end()
         if self.near is None or self.error is None:
             return
         for call in self.near.end():
@@ -634,6 +645,7 @@ class Communicator:
 
         The rate is the one at which the peer acknowledged what was kept waiting for it. Congestion window by round trip
         is none: at a job's start it says what a path was not yet asked, later far more than the processors can move.
+        What goes through this host's memory is copied twice, and summed twice, at a rate that needs no measuring.
         """
         paths: list[tuple[int | None, int | None]] = []
         for rank in ranks:
@@ -641,7 +653,9 @@ class Communicator:
                 paths.append((None, None))
             else:
                 path = self._links[rank].snapshot()
-                paths.append((path.path_min_rtt_ns or path.rtt_ns, path.delivery_rate))
+                here = self.ways is not None and rank in self.ways.ranks
+                rate = MEMORY_RATE if here else path.delivery_rate
+                paths.append((path.path_min_rtt_ns or path.rtt_ns, rate))
         return measurements(paths)
 
     # -- failure -------------------------------------------------------------------------------------------------
@@ -720,10 +734,11 @@ class Communicator:
         """The single place where the transport's errors become the collectives'."""
         where: dict[str, Any] = {"view": self.view.view_id, "step": step, "op": name}
         why = str(failure.error.args[0])
-        if isinstance(failure.error, MessageCorrupted):
+        if isinstance(failure.error, MessageCorrupted | SpoiledInMemory):
             source, target = (self.rank, rank) if failure.sending else (rank, self.rank)
             ends = f"rank {source} ({self._node(source)}) to rank {target} ({self._node(target)})"
-            return Corrupted(f"bits from {ends} came spoiled again and again: {why}", rank=source, **where)
+            how = "again and again" if isinstance(failure.error, MessageCorrupted) else "in shared memory"
+            return Corrupted(f"bits from {ends} came spoiled {how}: {why}", rank=source, **where)
         lost = (self._node(rank),) if isinstance(failure.error, LinkLost) else ()
         return PeerError(why, rank=rank, node=self._node(rank), lost=lost, **where)
 

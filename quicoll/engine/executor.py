@@ -1,4 +1,5 @@
-"""Runs one rank's plan over its links: posts, sends, reduces, in the order and with the waits that the plan states.
+"""Runs one rank's plan over its ways to the others (`Way`): posts, sends, reduces, in the order and with the waits that
+the plan states. A way is a link, or goes through the memory of a host that two ranks share (host_ways.py).
 
 Memory: the inputs are read in place and sent from where they lie (but for a chunk that spans several tensors of a
 list); results arrive straight in the output; each open lane takes its scratch, nothing else. A message of INLINE_BYTES
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -30,12 +31,40 @@ from quicoll_transport.link.frames import INLINE_BYTES
 if TYPE_CHECKING:
     from quicoll.engine.calls import Work
     from quicoll.numerics.dtypes import Array
-    from quicoll_transport.endpoint import Link, Transfer
 
-__all__ = ["Execution", "TransferFailed"]
+__all__ = ["Execution", "Moving", "TransferFailed", "Way"]
 
 
 _MOST_COPIED = 64 << 10  # bytes of one operation: what is cut into many short messages stays where it lies
+
+
+class Moving(Protocol):
+    """A message under way, as `quicoll_transport.endpoint.Transfer`. done: it is there (error is None), has failed, or
+    was taken back (aborted)."""
+
+    done: bool
+    aborted: bool
+    error: TransportError | None
+
+    def abort(self) -> None:
+        """Take it back: its memory is the caller's again. Nothing happens to one that is done."""
+        ...
+
+
+class Way(Protocol):
+    """To one rank, as `quicoll_transport.endpoint.Link` is one."""
+
+    def send(self, tag: bytes, payload: memoryview, on_done: Callable[[Moving], None]) -> Moving:
+        """Send bytes from the caller's memory, which must not change until it is done or taken back."""
+        ...
+
+    def send_copy(self, tag: bytes, payload: memoryview) -> None:
+        """Send a few bytes, which are the caller's again at once; INLINE_BYTES at most."""
+        ...
+
+    def post(self, tag: bytes, buffer: memoryview, on_done: Callable[[Moving], None]) -> Moving:
+        """Receive the message with this tag, of exactly as many bytes, into the caller's memory."""
+        ...
 
 
 class TransferFailed(Exception):
@@ -65,7 +94,7 @@ class Execution:
         self,
         work: Work,
         *,
-        links: Mapping[int, Link],
+        ways: Mapping[int, Way],
         ranks: Sequence[int],
         prefix: bytes,
         wake: Callable[[], None],
@@ -74,13 +103,13 @@ class Execution:
 
         Args:
             work: The plan and its memory.
-            links: The ways to the peers, by rank of the view.
+            ways: To the peers, by rank of the view.
             ranks: The ranks of the view that take part, in the order in which the plan numbers them.
             prefix: What the tags of this operation's messages start with; four bytes of the message's index follow.
             wake: Called when it has ended, well or not; not before this returns.
         """
         self._work = work
-        self._links = links
+        self._ways = ways
         self._ranks = ranks
         self._prefix = prefix
         self._room = -1 if work.plan.collective == "send" else _MOST_COPIED  # for copies
@@ -88,7 +117,7 @@ class Execution:
         self._lanes = iter(work.plan.lanes)
         self._failures: list[TransferFailed] = []
         self._error: Exception | None = None
-        self._blocked: dict[Transfer, _Runner] = {}  # by what it waits for
+        self._blocked: dict[Moving, _Runner] = {}  # by what it waits for
         self._runners: list[_Runner] = [self._run_lanes() for _ in range(max(work.plan.open_lanes, 1))]
         self._open = len(self._runners)
         for runner in self._runners:
@@ -136,7 +165,7 @@ class Execution:
             self._error = error
             self._wake()
 
-    def _over(self, rank: int, sending: bool, transfer: Transfer) -> None:
+    def _over(self, rank: int, sending: bool, transfer: Moving) -> None:
         """A transfer is done: if it failed, everything ends."""
         if transfer.error is not None:
             self._failures.append(TransferFailed(rank, transfer.error, sending=sending))
@@ -144,22 +173,22 @@ class Execution:
         elif (runner := self._blocked.pop(transfer, None)) is not None:
             self._go_on(runner)
 
-    def _post(self, step: RecvStep, memory: memoryview) -> Transfer:
-        link = self._links[self._ranks[step.peer]]
-        return link.post(self._prefix + step.index.to_bytes(4, "big"), memory, partial(self._over, step.peer, False))
+    def _post(self, step: RecvStep, memory: memoryview) -> Moving:
+        way = self._ways[self._ranks[step.peer]]
+        return way.post(self._prefix + step.index.to_bytes(4, "big"), memory, partial(self._over, step.peer, False))
 
-    def _send(self, step: SendStep, memory: memoryview) -> Transfer | None:
+    def _send(self, step: SendStep, memory: memoryview) -> Moving | None:
         """Send a message; None where it is copied."""
-        link = self._links[self._ranks[step.peer]]
+        way = self._ways[self._ranks[step.peer]]
         tag = self._prefix + step.index.to_bytes(4, "big")
         if len(memory) <= min(INLINE_BYTES, self._room):
             self._room -= len(memory)
-            link.send_copy(tag, memory)
+            way.send_copy(tag, memory)
             return None
-        return link.send(tag, memory, partial(self._over, step.peer, True))
+        return way.send(tag, memory, partial(self._over, step.peer, True))
 
     def _run_lanes(self) -> _Runner:
-        unacknowledged: list[Transfer] = []
+        unacknowledged: list[Moving] = []
         try:
             for lane in self._lanes:
                 before = len(unacknowledged)
@@ -171,7 +200,7 @@ class Execution:
             for transfer in unacknowledged:
                 transfer.abort()
 
-    def _run_lane(self, lane: Lane, unacknowledged: list[Transfer]) -> _Runner:
+    def _run_lane(self, lane: Lane, unacknowledged: list[Moving]) -> _Runner:
         """Run a lane until its result is there. unacknowledged: gets those of its Sends that may be awaited later."""
         work = self._work
         scratch = [np.empty(slot.elements, (work.acc if slot.wide else work.dtype).storage) for slot in lane.scratch]
@@ -183,8 +212,8 @@ class Execution:
                 return work.output[span.start : span.stop]
             return scratch[span.slot][span.start : span.stop]
 
-        posted: dict[int, Transfer] = {}
-        sent: list[Transfer] = []
+        posted: dict[int, Moving] = {}
+        sent: list[Moving] = []
         try:
             for position, step in enumerate(lane.steps):
                 if isinstance(step, RecvStep):
@@ -216,16 +245,16 @@ class Execution:
                 transfer.abort()
 
 
-def _all_arrived(transfers: Sequence[Transfer]) -> _Runner:
+def _all_arrived(transfers: Sequence[Moving]) -> _Runner:
     for transfer in transfers:
         if not _arrived(transfer):
             yield transfer
 
 
-_Runner = Generator["Transfer", None, None]
+_Runner = Generator["Moving", None, None]
 """One lane after the other; yields the transfer that the present one waits for."""
 
 
-def _arrived(transfer: Transfer) -> bool:
+def _arrived(transfer: Moving) -> bool:
     """Whether a transfer is done and went well. Of one that failed `Execution._over` hears in a moment."""
     return transfer.done and not transfer.aborted and transfer.error is None

@@ -136,8 +136,9 @@ class HostHere(Protocol):
 
     name: str
 
-    def may_hold(self, view: View) -> bool:
-        """Return whether all ranks of a view may be on one host. It follows from the view alone, on every rank."""
+    def sharers(self, view: View, rank: int) -> tuple[int, ...]:
+        """Return the ranks of a view that may be on one host with one of them, with that one, ascending; none where
+        they are too many. It follows from the view alone, so it is the same on each of them."""
         ...
 
     def bring(self, world: int, loop: asyncio.AbstractEventLoop) -> Belongings:

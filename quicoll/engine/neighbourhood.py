@@ -52,10 +52,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
 from quicoll.engine.looking import LOOK_NS, QUESTION_NS, Looks
+from quicoll.engine.process_ends import ProcessEnds
 from quicoll.engine.rows import CallRow, Large
 from quicoll.errors import LocalError
 from quicoll.local.layout import BACK, CONSUMED, FRONT, PUBLISHED, ROOM, STAGE, WAKE
@@ -77,7 +77,6 @@ GROUP: Final = 0  # the id of the group of all ranks (quicoll.collectives.subgro
 TICK_S = 0.02
 _AWAIT_S = 1.0  # of a thread that sleeps here; then it waits as for all calls, and the engine goes on for it
 _TURN_NS = 1_000_000  # of the engine's thread for large calls, until its other work has its turn
-_GONE_S = 0.1  # after a process's end, until its link is ended: what it had said before it ended is taken in by then
 
 
 class Overseer(Protocol):
@@ -150,7 +149,7 @@ class Neighbourhood:
         self._overseer: Overseer | None = None
         self._flight: ViewRecorder | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._gone: dict[int, asyncio.TimerHandle] = {}  # by rank whose process has ended: until its link is
+        self._ends = ProcessEnds(loop)
         self._looks = Looks(met.wakes.now_ns())
 
     def now(self) -> float:
@@ -169,7 +168,7 @@ class Neighbourhood:
         """
         self._overseer = overseer
         self._flight = flight
-        self._wakes.listen(self._on_back, partial(self._on_ended, on_gone))
+        self._wakes.listen(self._on_back, lambda rank: self._ends.note(rank, on_gone))
         self._timer = self._loop.call_later(TICK_S, self._on_tick)
 
     def end(self) -> list[NearCall]:
@@ -183,18 +182,13 @@ class Neighbourhood:
             self._calls.clear()
             self._at_work.clear()
             self._wakes.close()
-        for timer in (self._timer, *self._gone.values()):
-            if timer is not None:
-                timer.cancel()
+        self._ends.stop()
+        if self._timer is not None:
+            self._timer.cancel()
         for row in list(self._carrying.values()):
             for large in list(row.larges):
                 large.close()
         return left
-
-    def _on_ended(self, on_gone: Callable[[int], None], rank: int) -> None:
-        """A process has ended."""
-        if self.whole:
-            self._gone[rank] = self._loop.call_later(_GONE_S, on_gone, rank)
 
     def _on_back(self) -> None:
         self._go_on()

@@ -1,19 +1,22 @@
 """Ranks of one host find out that they are: before a view is installed, once its links are up.
 
-What is settled here is a part of the view: with its first operation all of its ranks share memory, or none does.
+What is settled here is a part of the view: with its first operation all of its ranks that are of one host by what the
+view says, a party, share memory, or none of them does. A view has a party for each host; they know nothing of each
+other. Each rank speaks with its own party only:
 
-    alone      the ranks are not all of one host by what the view says, this one may not share memory, or is by itself:
-               nothing is said, nothing is waited for
+    alone      nobody else is of this host by what the view says, or this rank may not share memory: nothing is said,
+               nothing is waited for
     asking     each rank tells every other where it can be met (`Whereabouts`), and waits for what they tell. One that
                may not share memory answers that it cannot be met
     meeting    all are of one host: they meet there (`Belongings.meet`, host.py), for some seconds at most
     judging    each tells every other whether it has met all, and waits for what they tell (`MeetingOutcome`)
-    settled    all have met all: the view is installed with a `Neighbourhood`. Otherwise without; an event says why
+    settled    all have met all: the view is installed with a `Neighbourhood` where the party is the whole view, and
+               with `HostWays` where others are elsewhere. Otherwise with neither; an event says why
 
-Invariants: what follows from the messages follows on every rank from the same ones, because each rank tells all others
-the same: so all ranks settle alike. Nothing here has a deadline of its own but the meeting: a message that does not
-come is that of a link that ends, which ends the forming of the view; so does the next view that is formed. What comes
-to nothing is given back to the host, and so is what this rank brought, when the others have it.
+Invariants: what follows from the messages follows on every rank of a party from the same ones, because each rank tells
+all others the same: so all settle alike. Nothing here has a deadline of its own but the meeting: a message that does
+not come is that of a link that ends, which ends the forming of the view; so does the next view that is formed. What
+comes to nothing is given back to the host, and so is what this rank brought, when the others have it.
 
 What a rank says of a view that is not formed here yet is kept: the last message of each kind and node.
 """
@@ -23,8 +26,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
+from quicoll.engine.host_ways import HostWays
 from quicoll.engine.messages import MeetingOutcome, Whereabouts, encode_message
 from quicoll.engine.neighbourhood import Neighbourhood
 from quicoll.local.meeting import MEET_S, SECRET_BYTES, MeetingFailed, MeetingPlace
@@ -38,9 +42,12 @@ if TYPE_CHECKING:
     from quicoll.membership.view import View
     from quicoll_transport.endpoint import Link
 
-__all__ = ["Neighbours"]
+__all__ = ["Neighbours", "Sharing"]
 
 _MAX_WHY = 200
+
+Sharing: TypeAlias = Neighbourhood | HostWays
+"""What ranks of a host have in a view: all of its ranks, or some."""
 
 
 class Neighbours:
@@ -73,9 +80,9 @@ class Neighbours:
         self._verdicts: dict[str, MeetingOutcome] = {}
         self._heard: asyncio.Future[None] | None = None  # of the next message, or end of a link
         self._task: tuple[int, asyncio.Task[None]] | None = None
-        self._settled: tuple[int, Neighbourhood] | None = None
+        self._settled: tuple[int, Sharing] | None = None
 
-    def take(self, view_id: int) -> Neighbourhood | None:
+    def take(self, view_id: int) -> Sharing | None:
         """Return what was settled for a view that is installed now, which is the caller's from here on."""
         settled, self._settled = self._settled, None
         if settled is None or settled[0] == view_id:
@@ -116,7 +123,7 @@ class Neighbours:
             self._heard.set_result(None)
 
     async def meet(self, view: View, links: Sequence[Link]) -> bool:
-        """Settle whether the ranks of a view share memory; `take` gives it. Ends when a link does, too.
+        """Settle whether this rank shares memory with others of a view; `take` gives it. Ends when a link does, too.
 
         Args:
             view: A proposed view.
@@ -124,21 +131,25 @@ class Neighbours:
         Returns:
             Whether there was anything to settle, which takes time: links may have ended meanwhile.
         """
-        if self._host is None or not self._host.may_hold(view):
+        rank = view.rank_of(self._node)
+        party = () if self._host is None or rank is None else self._host.sharers(view, rank)
+        if self._host is None or len(party) < 2:
             return False
         if self._task is None or self._task[0] != view.view_id:
             self.stop()
-            self._task = view.view_id, self._loop.create_task(self._meet(self._host, view, links))
+            near = [link for link in links if _rank(view, link) in party]
+            self._task = view.view_id, self._loop.create_task(self._meet(self._host, view, party, near))
         await asyncio.shield(self._task[1])  # formed anew, a view is not settled anew: the others were told once
         return True
 
-    async def _meet(self, host: HostHere, view: View, links: Sequence[Link]) -> None:
+    async def _meet(self, host: HostHere, view: View, party: Sequence[int], links: Sequence[Link]) -> None:
+        """Settle it with a party, of which this rank is one, and to whose others these are the links."""
         own: Belongings | None = None
-        near: Neighbourhood | None = None
+        near: Sharing | None = None
         why = ""
         try:
             try:
-                own = host.bring(view.world_size, self._loop)
+                own = host.bring(len(party), self._loop)
             except OSError as error:
                 why = f"{self._node}: {error}"[:_MAX_WHY]
             secrets = {_rank(view, link): os.urandom(SECRET_BYTES) for link in links}
@@ -152,11 +163,12 @@ class Neighbours:
             said = {_rank(view, link): self._whereabouts[link.node] for link in links}
             apart = [each for each in said.values() if each.host != host.name or len(each.secret) != SECRET_BYTES]
             if own is None or apart:
-                self._say(view, why or next((each.why for each in apart if each.why), "the ranks are not of one host"))
+                told = next((each.why for each in apart if each.why), "the ranks are not of one host")
+                self._say(view, party, why or told)
                 return
             places = {rank: MeetingPlace(message.name, message.secret) for rank, message in said.items()}
             try:
-                near = await self._met(own, view, places, secrets)
+                near = await self._met(own, view, party, places, secrets)
             except (MeetingFailed, OSError, ValueError) as error:
                 why = f"{self._node}: {error}"[:_MAX_WHY]
             for link in links:
@@ -166,17 +178,18 @@ class Neighbours:
             refused = [self._verdicts[link.node].why for link in links if not self._verdicts[link.node].met]
             if near is not None and not refused:
                 self._settled, near = (view.view_id, near), None
-                self._emit("shared_memory", view=view.view_id, used=True, reason="")
+                self._say(view, party, "")
             else:
-                self._say(view, why or refused[0])
+                self._say(view, party, why or refused[0])
         finally:
             if near is not None:
                 near.end()
             if own is not None:
                 own.close()
 
-    def _say(self, view: View, why: str) -> None:
-        self._emit("shared_memory", view=view.view_id, used=False, reason=why)
+    def _say(self, view: View, party: Sequence[int], why: str) -> None:
+        some = {} if len(party) == view.world_size else {"ranks": list(party)}
+        self._emit("shared_memory", view=view.view_id, used=not why, reason=why, **some)
 
     async def _all_said(
         self, view: View, links: Sequence[Link], said: Mapping[str, Whereabouts] | Mapping[str, MeetingOutcome]
@@ -191,14 +204,28 @@ class Neighbours:
             await self._heard
 
     async def _met(
-        self, own: Belongings, view: View, places: Mapping[int, MeetingPlace], secrets: Mapping[int, bytes]
-    ) -> Neighbourhood:
-        """Meet the others. Raises MeetingFailed, OSError and ValueError."""
+        self,
+        own: Belongings,
+        view: View,
+        party: Sequence[int],
+        places: Mapping[int, MeetingPlace],
+        secrets: Mapping[int, bytes],
+    ) -> Sharing:
+        """Meet the others of a party, who have numbers on the host by their order. Raises MeetingFailed, OSError and
+        ValueError."""
         rank = view.rank_of(self._node)
         if rank is None:
             raise MeetingFailed("not in this view")
-        met = await own.meet(view_id=view.view_id, rank=rank, places=places, secrets=secrets, within=self._within)
-        return Neighbourhood(met, loop=self._loop)
+        met = await own.meet(
+            view_id=view.view_id,
+            rank=party.index(rank),
+            places={party.index(each): place for each, place in places.items()},
+            secrets={party.index(each): secret for each, secret in secrets.items()},
+            within=self._within,
+        )
+        if len(party) == view.world_size:
+            return Neighbourhood(met, loop=self._loop)
+        return HostWays(met, party, loop=self._loop)
 
 
 def _tell(link: Link, message: NearMessage) -> None:

@@ -53,10 +53,11 @@ class ThisHost:
         name = host_here()
         return cls(name) if name else None
 
-    def may_hold(self, view: View) -> bool:
-        """Return whether all ranks of a view may be on one host: their addresses are the same but for the ports."""
-        hosts = [member.addresses[0][0] if member.addresses else "" for member in view.members]
-        return 1 < view.world_size <= MAX_WORLD and hosts[0] != "" and all(host == hosts[0] for host in hosts)
+    def sharers(self, view: View, rank: int) -> tuple[int, ...]:
+        """Return the ranks whose addresses are the same as that one's but for the ports."""
+        hosts = [member.host for member in view.members]
+        found = tuple(each for each, host in enumerate(hosts) if host and host == hosts[rank])
+        return found if len(found) <= MAX_WORLD else ()
 
     def bring(self, world: int, loop: asyncio.AbstractEventLoop) -> _Own:
         if self.short is not None:

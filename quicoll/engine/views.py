@@ -20,7 +20,9 @@ from quicoll.engine.communicator import Communicator
 from quicoll.engine.decisions import ViewEnds
 from quicoll.engine.early import EarlyAnnouncements
 from quicoll.engine.failures import error_of_end
+from quicoll.engine.host_ways import HostWays
 from quicoll.engine.messages import Announce, Farewell, encode_message
+from quicoll.engine.neighbourhood import Neighbourhood
 from quicoll.errors import PeerError
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from quicoll.engine.late_stacks import LateStacks
-    from quicoll.engine.neighbourhood import Neighbourhood
+    from quicoll.engine.neighbours import Sharing
     from quicoll.errors import QuicollError
     from quicoll.membership.member.actions import Deactivate
     from quicoll.membership.view import View
@@ -131,14 +133,16 @@ class Views:
         """Keep what members of a view announce that is formed now."""
         self._early.expect(view)
 
-    def install(self, view: View, links: dict[int, Link], near: Neighbourhood | None = None) -> None:
+    def install(self, view: View, links: dict[int, Link], sharing: Sharing | None = None) -> None:
         """Put a communicator to work.
 
         Args:
             view: The view.
             links: To every other rank of it.
-            near: The way between its ranks where all share a host, and have met.
+            sharing: What ranks of this host have, which have met.
         """
+        near = sharing if isinstance(sharing, Neighbourhood) else None
+        ways = sharing if isinstance(sharing, HostWays) else None
         self._lost.clear()
         self.first = self.first or view
         flight = None if self._flight is None else self._flight.in_view(view.view_id, view.nodes, _mark(view))
@@ -150,11 +154,18 @@ class Views:
             on_failure=lambda error, ranks: self._on_failure(view, error, ranks),
             on_called=lambda op, arrived_ns: self._called(view, links, op, arrived_ns),
             near=near,
+            ways=ways,
             flight=flight,
             late=self._late,
         )
+
+        def on_gone(rank: int) -> None:
+            self._on_gone(view.members[rank].node)
+
         if near is not None:
-            near.attach(communicator, lambda rank: self._on_gone(view.members[rank].node), flight)
+            near.attach(communicator, on_gone, flight)
+        if ways is not None:
+            ways.attach(on_gone)
         self._emit(
             "view_installed",
             view=view.view_id,

@@ -14,6 +14,7 @@ has one writer, there is no lock that a dead rank could hold, and whatever a ran
     inputs     RING chunks of a large call: what the others reduce or copy
     results    RING shares of chunks: what the others copy out
     rooms      MAX_ROOMS times the same again, for sub-groups: words, sums, slots, inputs, results (rooms.py)
+    parcels    a table of what this rank has taken, then PARCELS places for payloads that it gives (parcels.py)
 
 Which ranks share a host, and that all of them have each other's segments, is settled before a view is installed
 (meeting.py, quicoll.engine.neighbours): with the first operation all of them use their memory or none does.
@@ -36,7 +37,8 @@ Failure cases, for all of it:
                                  result no more than by calling with other numbers, which is its right
     a segment cut short          sealed against that, or refused (memory.py); so no read can end in SIGBUS
     no memory                    is asked for before it is used: then there is no segment, and the reason is told; that
-                                 of a room when it is first used: then the call fails, and the view ends
+                                 of a room when it is first used: then the call fails, and the view ends; that of a
+                                 parcel likewise: then its payload goes by the network
     a child of a fork            does not join in: each call looks at the process's id before it touches anything
     the end of the view          calls end with its error. The memory has no name: it goes with its last process
 """
@@ -59,6 +61,7 @@ __all__ = [
     "MAX_ROOMS",
     "MAX_WORLD",
     "OWNERS",
+    "PARCELS",
     "PUBLISHED",
     "RING",
     "ROOM",
@@ -92,6 +95,7 @@ TEXT_BYTES: Final = 4096 - 64  # of the call's text, which is for people; its di
 RING: Final = 4
 CHUNK: Final = 1 << 20  # bytes of a ring's place
 MAX_ITEM: Final = 512  # bytes of an element of a large call
+PARCELS: Final = 16  # payloads that a rank has given and others have not taken
 
 _PAGE = 4096
 _WORDS = _PAGE
@@ -103,12 +107,14 @@ _SLOT = 64 + TEXT_BYTES + 8 * MAX_WORLD + SMALL_BYTES
 class SegmentLayout:
     """Where things stand in the segments of a view; equal for all of its ranks.
 
-    world: ranks. chunk: bytes of a chunk of a large call. rooms: that there are for sub-groups.
+    world: ranks. chunk: bytes of a chunk of a large call. rooms: that there are for sub-groups. parcel: the most bytes
+    of a parcel, whole pages.
     """
 
     world: int
     chunk: int = CHUNK
     rooms: int = MAX_ROOMS
+    parcel: int = CHUNK
 
     @property
     def slots_at(self) -> int:
@@ -161,16 +167,34 @@ class SegmentLayout:
 
     def of_group(self, world: int) -> SegmentLayout:
         """Return where things stand in a room of a group of so many ranks, counted from its beginning."""
-        return SegmentLayout(world, self.chunk, 0)
+        return SegmentLayout(world, self.chunk, 0, 0)
 
     def room(self, number: int) -> int:
         """Return where a room begins. Each is large enough for a group of two, whose ranks' shares are the largest."""
         return self.base + number * self.of_group(2).base
 
     @property
+    def taken_at(self) -> int:
+        """Where the table begins of which parcels this rank has taken."""
+        return -(-self.room(self.rooms) // _PAGE) * _PAGE
+
+    @property
+    def taken_bytes(self) -> int:
+        """Bytes of that table."""
+        return -(-8 * PARCELS * self.world // _PAGE) * _PAGE
+
+    def taken(self, writer: int, place: int) -> int:
+        """Return the word that says which turn of a writer's place this rank has taken last."""
+        return self.taken_at // 8 + writer * PARCELS + place
+
+    def parcel_at(self, place: int) -> int:
+        """Return where a place for a parcel begins."""
+        return self.taken_at + self.taken_bytes + place * self.parcel
+
+    @property
     def size(self) -> int:
         """Bytes of a segment."""
-        return self.room(self.rooms)
+        return self.parcel_at(PARCELS)
 
 
 class HostMemory(Protocol):

@@ -77,6 +77,11 @@ class Member(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     spare: bool = False
     place: Annotated[int, msgspec.Meta(ge=0, lt=MAX_MEMBERS)] = 0
 
+    @property
+    def host(self) -> str:
+        """Where it is reached, without the port; "" where it has no address."""
+        return self.addresses[0][0] if self.addresses else ""
+
 
 class View(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
     """A membership; `view_id` grows with every change and every failed step, and is never used twice.

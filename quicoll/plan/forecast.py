@@ -3,12 +3,13 @@
 The model. A message occupies, one after the other, its sender's processor (`message` seconds), its sender's port, the
 path between the two, its receiver's port and its receiver's processor. Each carries one message at a time, first come
 first served; ports and path overlap, so that a long message costs its bytes once, at the slowest of them, and
-`latency` once. Ranks on one site have a path for each pair; all that goes from one site to another shares one path.
-Combining occupies a processor for the bytes that are read. A lane's steps wait as `plan.model` says, as many lanes
-are open at a time as an executor opens, and as there, a lane ends only when its rank has heard that what it sent has
-arrived: one delay more for the rank that sends last. It is LogGP (Alexandrov et al. 1997, J. Parallel Distrib. Comput.
-44(1)) with contention: close enough to say which of two plans is faster and by about how much, not a promise of
-seconds: there is no loss, no traffic of others, no congestion control.
+`latency` once. What goes through the memory of a host has no port and no path: it is copied by its sender's processor,
+and then by its receiver's. Ranks on one site have a path for each pair; all that goes from one site to another shares
+one path. Combining occupies a processor for the bytes that are read. A lane's steps wait as `plan.model` says, as many
+lanes are open at a time as an executor opens, and as there, a lane ends only when its rank has heard that what it sent
+has arrived: one delay more for the rank that sends last. It is LogGP (Alexandrov et al. 1997, J. Parallel Distrib.
+Comput. 44(1)) with contention: close enough to say which of two plans is faster and by about how much, not a promise
+of seconds: there is no loss, no traffic of others, no congestion control.
 
 Beside each figure stands the limit that no plan can beat (`limit`): for an all-reduce of S bytes over N ranks at rate
 B, 2 (N - 1) / N * S / B and two one-way delays.
@@ -217,16 +218,9 @@ class _Walk:
     def _send(self, rank: int, number: int, step: SendStep, nbytes: int, now: float) -> None:
         network, to = self.network, step.peer
         begin = max(now, self._busy[rank])
-        self._busy[rank] = begin + network.message
-        start = max(self._busy[rank], self._out[rank])
-        self._out[rank] = start + nbytes / self._ports[rank]
-        here, there = network.sites[rank], network.sites[to]
-        path = (rank, to, True) if here == there else (here, there, False)
-        enter = max(start, self._paths.get(path, 0.0))
-        leave = max(enter + nbytes / network.rate[rank][to], self._out[rank])
-        self._paths[path] = leave
+        copied = nbytes / network.rate[rank][to] if network.shared(rank, to) else 0.0
+        self._busy[rank] = begin + network.message + copied
         latency = network.latency[rank][to]
-        head, tail = enter + latency, leave + latency
 
         def comes(then: float) -> None:
             """The first byte is there: the receiver's port is taken in the order of these."""
@@ -235,7 +229,7 @@ class _Walk:
             self._at(full, taken)
 
         def taken(then: float) -> None:
-            ready = max(then, self._busy[to]) + network.message
+            ready = max(then, self._busy[to]) + network.message + copied
             self._busy[to] = ready
             self._at(ready, arrives)
 
@@ -256,4 +250,15 @@ class _Walk:
             self._lanes[rank][number].under_way -= 1
             self._go(rank, number, then)
 
+        if copied:
+            self._at(self._busy[rank] + latency, taken)
+            return
+        start = max(self._busy[rank], self._out[rank])
+        self._out[rank] = start + nbytes / self._ports[rank]
+        here, there = network.sites[rank], network.sites[to]
+        path = (rank, to, True) if here == there else (here, there, False)
+        enter = max(start, self._paths.get(path, 0.0))
+        leave = max(enter + nbytes / network.rate[rank][to], self._out[rank])
+        self._paths[path] = leave
+        head, tail = enter + latency, leave + latency
         self._at(head, comes)

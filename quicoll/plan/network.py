@@ -9,10 +9,14 @@ from dataclasses import dataclass
 from quicoll.errors import LocalError
 from quicoll.plan.routes import normal_sites
 
-__all__ = ["FAR", "NEAR", "NetworkModel", "agreed", "quantised"]
+__all__ = ["FAR", "MEMORY_RATE", "NEAR", "NetworkModel", "agreed", "quantised"]
 
 # What sites are like where nothing says so: (one-way seconds, bytes/s) within one, and between two.
 NEAR, FAR = (1e-4, 125e6), (25e-3, 25e6)
+MEMORY_RATE = 1 << 32
+"""Bytes a second at which a processor copies and sums what goes through a host's memory; of no other path, so a path of
+this rate is one of these."""
+
 # Where nothing is measured yet.
 _DEFAULT_RATE = 1 << 27  # bytes/s: about what one core encrypts and checks
 _MESSAGE_S = 100e-6
@@ -87,8 +91,13 @@ class NetworkModel:
         )
 
     def port(self, rank: int) -> float:
-        """Bytes per second of a rank's own port: its fastest path."""
-        return max((rate for peer, rate in enumerate(self.rate[rank]) if peer != rank), default=float("inf"))
+        """Bytes per second of a rank's own port: its fastest path to another host."""
+        paths = [rate for peer, rate in enumerate(self.rate[rank]) if peer != rank]
+        return max([rate for rate in paths if rate != MEMORY_RATE] or paths, default=float("inf"))
+
+    def shared(self, a: int, b: int) -> bool:
+        """Return whether what goes from rank a to b goes through the memory of a host."""
+        return self.rate[a][b] == MEMORY_RATE
 
 
 def quantised(value: int) -> int:

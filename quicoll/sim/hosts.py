@@ -13,7 +13,7 @@ neighbours, neighbourhood, the steps of a meeting, and both protocols in memory.
 Faults of one process (quicoll.sim.scenario.events.MemoryFault), until they are mended:
 
     spoil       one of the payloads that it reads of others has another bit
-    full        there is no memory for its segment, or for a room of it
+    full        there is no memory for its segment, or for a room or a parcel of it
     kill        it is killed just before one of its steps: a store, or a step of a meeting
     late        wake-ups for it take up to a fifth of a second
 
@@ -59,6 +59,7 @@ __all__ = ["SimHost", "SimHosts", "SimMemory"]
 
 _CHUNK = 16 << 10  # of large reductions: small, so that their rings go round
 _ROOMS = 24  # for sub-groups: few, so that they change hands
+_PARCEL = 256 << 10  # the payload of a message of which a plan has few
 _STEP_NS = (1_000, 300_000)  # that a step of a meeting takes
 _WAKE_NS = (2_000, 200_000)
 _LATE_NS = 200_000_000
@@ -188,15 +189,16 @@ class SimHost:
         self._hosts = hosts
         self._process = process
 
-    def may_hold(self, view: View) -> bool:
-        """Return whether all nodes of a view are on one host; real ones see that by addresses."""
+    def sharers(self, view: View, rank: int) -> tuple[int, ...]:
+        """Return the ranks of one host with that one; real ones see that by addresses."""
         where = [self._hosts.where.get(member.node, "") for member in view.members]
-        return 1 < len(where) <= MAX_WORLD and where[0] != "" and all(each == where[0] for each in where)
+        found = tuple(each for each, host in enumerate(where) if host and host == where[rank])
+        return found if len(found) <= MAX_WORLD else ()
 
     def bring(self, world: int, loop: asyncio.AbstractEventLoop) -> SimPlace:
         if self._process.short or self._hosts.suffers(self._process.node, "full"):
             raise OSError(_NO_SPACE, "No space left on device")
-        return SimPlace(self._hosts, self._process, SegmentLayout(world, _CHUNK, _ROOMS))
+        return SimPlace(self._hosts, self._process, SegmentLayout(world, _CHUNK, _ROOMS, _PARCEL))
 
 
 class _Segment:

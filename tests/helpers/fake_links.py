@@ -28,7 +28,7 @@ def nothing_copied(monkeypatch: pytest.MonkeyPatch) -> None:
 async def execute(work: Work, *, links: Any, ranks: Sequence[int], prefix: bytes) -> None:
     """Run a plan to its end, as a communicator does."""
     woken = asyncio.Event()
-    execution = Execution(work, links=links, ranks=ranks, prefix=prefix, wake=woken.set)
+    execution = Execution(work, ways=links, ranks=ranks, prefix=prefix, wake=woken.set)
     try:
         while not execution.finished():
             await woken.wait()

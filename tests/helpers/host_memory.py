@@ -30,9 +30,16 @@ class Host:
     """kill: (rank, step) at which that rank is killed. steps: by rank, how many it has taken."""
 
     def __init__(
-        self, world: int, seed: int, *, chunk: int = 4096, kill: tuple[int, int] | None = None, rooms: int = 0
+        self,
+        world: int,
+        seed: int,
+        *,
+        chunk: int = 4096,
+        kill: tuple[int, int] | None = None,
+        rooms: int = 0,
+        parcel: int = 0,
     ) -> None:
-        self.layout = SegmentLayout(world, chunk, rooms)
+        self.layout = SegmentLayout(world, chunk, rooms, parcel)
         self.random = random.Random(seed)
         self.kill = kill
         self.segments = [bytearray(self.layout.size) for _ in range(world)]
