@@ -210,7 +210,7 @@ def explain(
             )
         )
         taken = algorithm if algorithm != "auto" else schedule.cheapest(network)
-        plans = schedule.plans(taken)
+        plans = schedule.plans(algorithm, network)
         forecast = predict(plans, network)
     except LocalError as error:
         raise typer.BadParameter(str(error)) from error

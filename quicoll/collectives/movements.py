@@ -242,7 +242,7 @@ class Rows(Movement[T]):
     def plan(self, algorithm: str, known: Known, **sizes: Any) -> Plan:
         """Return this rank's plan. sizes: the planner's own arguments."""
         schedule = self.schedule(self.name, self.like.dtype.itemsize, **sizes)
-        return schedule.plan_of(self.here.rank, schedule.taken(algorithm, known.network))
+        return schedule.plan_taken(self.here.rank, algorithm, known.network)
 
     def text(self) -> str:
         return f"{self.name} {self.like.dtype} {shape_text(('n', *self.rest))}"

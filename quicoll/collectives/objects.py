@@ -105,7 +105,7 @@ class AllGatherObject(Movement[list[Any]]):
 def _plan(operation: Movement[Any], collective: str, known: Known, **sizes: Any) -> Plan:
     """The plan of the collective that carries the bytes."""
     schedule = operation.schedule(collective, 1, **sizes)
-    return schedule.plan_of(operation.here.rank, schedule.taken("auto", known.network))
+    return schedule.plan_taken(operation.here.rank, "auto", known.network)
 
 
 def _size(announced: tuple[int, ...] | None, rank: int) -> int:

@@ -6,6 +6,14 @@ list); results arrive straight in the output; each open lane takes its scratch, 
 at most is copied instead, and nobody here waits for its end: the rank that waits for the message says what went wrong
 with it, and a link that ends breaks the view. Not so for `send`, which promises its caller that all has arrived.
 
+Far links. The last acknowledgement comes half a round trip after the last result, and until then what was sent has to
+stay as it is. So what goes to a rank that is _FAR_NS away is copied as well, _MOST_KEPT bytes of it at a time: it holds
+back the lanes behind it as ever, but not the end of the plan. A message is *kept* from then on:
+
+    kept -> over       acknowledged, or failed while the plan still runs, which ends the plan
+    kept -> on its own the plan has ended well: the link goes on sending, and nobody here hears of it, as with a copy
+    kept -> aborted    the plan was closed before its end
+
 Lanes are started in order and the same number is open on every rank, so the first lane unfinished anywhere is open
 everywhere (quicoll.plan.model says why that suffices).
 
@@ -36,6 +44,8 @@ __all__ = ["Execution", "Moving", "TransferFailed", "Way"]
 
 
 _MOST_COPIED = 64 << 10  # bytes of one operation: what is cut into many short messages stays where it lies
+_MOST_KEPT = 32 << 20  # bytes of one operation that are under way as copies
+_FAR_NS = 5_000_000  # of round trip; a copy of a MiB takes a fiftieth of it
 
 
 class Moving(Protocol):
@@ -53,6 +63,11 @@ class Moving(Protocol):
 
 class Way(Protocol):
     """To one rank, as `quicoll_transport.endpoint.Link` is one."""
+
+    @property
+    def rtt_ns(self) -> int | None:
+        """The round trip; None where it is not measured."""
+        ...
 
     def send(self, tag: bytes, payload: memoryview, on_done: Callable[[Moving], None]) -> Moving:
         """Send bytes from the caller's memory, which must not change until it is done or taken back."""
@@ -108,17 +123,17 @@ class Execution:
             prefix: What the tags of this operation's messages start with; four bytes of the message's index follow.
             wake: Called when it has ended, well or not; not before this returns.
         """
-        self._work = work
         self._ways = ways
         self._ranks = ranks
         self._prefix = prefix
         self._room = -1 if work.plan.collective == "send" else _MOST_COPIED  # for copies
-        self._wake: Callable[[], None] = lambda: None
+        self._kept: dict[Moving, int] = {}  # bytes of each
+        self._wake: Callable[[], None] = _nobody
         self._lanes = iter(work.plan.lanes)
         self._failures: list[TransferFailed] = []
         self._error: Exception | None = None
         self._blocked: dict[Moving, _Runner] = {}  # by what it waits for
-        self._runners: list[_Runner] = [self._run_lanes() for _ in range(max(work.plan.open_lanes, 1))]
+        self._runners: list[_Runner] = [self._run_lanes(work) for _ in range(max(work.plan.open_lanes, 1))]
         self._open = len(self._runners)
         for runner in self._runners:
             self._go_on(runner)
@@ -146,10 +161,19 @@ class Execution:
         return bool(self._failures) or self._error is not None
 
     def close(self) -> None:
-        """Take back what is under way. Nothing happens to what is done."""
+        """Take back what is under way. Nothing happens to what is done.
+
+        Nothing of the plan's memory is held afterwards, though messages that go on by themselves may still know of us.
+        """
         self._blocked.clear()
         for runner in self._runners:
             runner.close()
+        self._runners.clear()
+        if self._open:
+            for transfer in self._kept:
+                transfer.abort()
+        self._kept.clear()
+        self._wake = _nobody
 
     def _go_on(self, runner: _Runner) -> None:
         """Let some lanes go on until they wait for a transfer, or have ended."""
@@ -166,7 +190,10 @@ class Execution:
             self._wake()
 
     def _over(self, rank: int, sending: bool, transfer: Moving) -> None:
-        """A transfer is done: if it failed, everything ends."""
+        """A transfer is done: if it failed, everything ends that has not."""
+        kept = self._kept.pop(transfer, None)
+        if self._open == 0 and kept is not None:
+            return
         if transfer.error is not None:
             self._failures.append(TransferFailed(rank, transfer.error, sending=sending))
             self._wake()
@@ -177,32 +204,39 @@ class Execution:
         way = self._ways[self._ranks[step.peer]]
         return way.post(self._prefix + step.index.to_bytes(4, "big"), memory, partial(self._over, step.peer, False))
 
-    def _send(self, step: SendStep, memory: memoryview) -> Moving | None:
-        """Send a message; None where it is copied."""
+    def _send(self, step: SendStep, memory: memoryview, *, later: bool) -> Moving | None:
+        """Send a message; None where it is copied. later: whether its end is awaited behind the lane's."""
         way = self._ways[self._ranks[step.peer]]
         tag = self._prefix + step.index.to_bytes(4, "big")
         if len(memory) <= min(INLINE_BYTES, self._room):
             self._room -= len(memory)
             way.send_copy(tag, memory)
             return None
-        return way.send(tag, memory, partial(self._over, step.peer, True))
+        over = partial(self._over, step.peer, True)
+        far = later and (way.rtt_ns or 0) >= _FAR_NS
+        if not far or sum(self._kept.values()) + len(memory) > _MOST_KEPT:
+            return way.send(tag, memory, over)
+        transfer = way.send(tag, memoryview(bytes(memory)), over)
+        if not transfer.done:
+            self._kept[transfer] = len(memory)
+        return transfer
 
-    def _run_lanes(self) -> _Runner:
+    def _run_lanes(self, work: Work) -> _Runner:
         unacknowledged: list[Moving] = []
         try:
             for lane in self._lanes:
                 before = len(unacknowledged)
-                yield from self._run_lane(lane, unacknowledged)
+                yield from self._run_lane(work, lane, unacknowledged)
                 yield from _all_arrived(unacknowledged[:before])
                 del unacknowledged[:before]
-            yield from _all_arrived(unacknowledged)
+            yield from _all_arrived([transfer for transfer in unacknowledged if transfer not in self._kept])
         finally:
             for transfer in unacknowledged:
-                transfer.abort()
+                if transfer not in self._kept:
+                    transfer.abort()
 
-    def _run_lane(self, lane: Lane, unacknowledged: list[Moving]) -> _Runner:
+    def _run_lane(self, work: Work, lane: Lane, unacknowledged: list[Moving]) -> _Runner:
         """Run a lane until its result is there. unacknowledged: gets those of its Sends that may be awaited later."""
-        work = self._work
         scratch = [np.empty(slot.elements, (work.acc if slot.wide else work.dtype).storage) for slot in lane.scratch]
 
         def array(span: Span) -> Array:
@@ -223,8 +257,8 @@ class Execution:
                     if not _arrived(transfer := posted[position]):
                         yield transfer
                 if isinstance(step, SendStep):
-                    later = posted and step.src.buf is not Buf.SCRATCH  # as the plan's model has it
-                    if (sending := self._send(step, memory(array(step.src)))) is not None:
+                    later = bool(posted) and step.src.buf is not Buf.SCRATCH  # as the plan's model has it
+                    if (sending := self._send(step, memory(array(step.src)), later=later)) is not None:
                         (unacknowledged if later else sent).append(sending)
                 elif isinstance(step, CopyStep):
                     np.copyto(array(step.dst), array(step.src))
@@ -243,6 +277,10 @@ class Execution:
         finally:
             for transfer in [*posted.values(), *sent]:
                 transfer.abort()
+
+
+def _nobody() -> None:
+    """Who hears of a plan's end before it runs, or once it was closed."""
 
 
 def _all_arrived(transfers: Sequence[Moving]) -> _Runner:

@@ -137,6 +137,10 @@ class _HostWay:
     def _carries(self, nbytes: int) -> bool:
         return nbytes >= LEAST and self.ways.parcels.fits(nbytes)
 
+    @property
+    def rtt_ns(self) -> int | None:
+        return self.link.rtt_ns
+
     def send_copy(self, tag: bytes, payload: memoryview) -> None:
         self.link.send_copy(tag, payload)
 

@@ -19,7 +19,7 @@ the same number on every rank, messages find their receiver ready, or nearly so.
   lane without a Recv they are awaited at its end: nothing else holds back a rank that only sends.
 
 `Plan.open_lanes` says how many are open at a time: LANES_PER_WIDTH times what keeps all ranks busy, so that the
-path is never idle between chunks.
+path is never idle between chunks; more where the path is long (`network.messages`).
 
 What makes this safe, and what `check.validate` proves of a set of plans: within a lane every element is written at
 most once, and read only after the step that writes it; every element of OUTPUT is written exactly once; both ends
@@ -169,6 +169,7 @@ class Plan:
     inputs: elements of each INPUT slot. output: elements of OUTPUT. leaves: how many are reduced (for finish), 0
     where nothing is. itemsize, wide_itemsize: bytes of an element of the tensor's own and of the accumulator's
     type. width: how many lanes have to be open at a time so that no rank is idle; the same on every rank.
+    lanes_per_width: how many times as many are; likewise.
     parameters: the numbers that every rank must agree on, in order; equal on all ranks exactly if their plans fit.
     """
 
@@ -184,6 +185,7 @@ class Plan:
     wide_itemsize: int
     width: int
     parameters: tuple[Parameter, ...]
+    lanes_per_width: int = LANES_PER_WIDTH
 
     @property
     def signature(self) -> str:
@@ -194,7 +196,7 @@ class Plan:
     @property
     def open_lanes(self) -> int:
         """The number of lanes that an executor opens at a time; the same on every rank."""
-        return min(len(self.lanes), self.width * LANES_PER_WIDTH)
+        return min(len(self.lanes), self.width * self.lanes_per_width)
 
     def nbytes(self, span: Span | Scratch) -> int:
         return span.elements * (self.wide_itemsize if span.wide else self.itemsize)

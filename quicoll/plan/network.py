@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quicoll.errors import LocalError
+from quicoll.plan.model import LANES_PER_WIDTH
 from quicoll.plan.routes import normal_sites
 
-__all__ = ["FAR", "MEMORY_RATE", "NEAR", "NetworkModel", "agreed", "quantised"]
+__all__ = ["FAR", "MEMORY_RATE", "NEAR", "NetworkModel", "agreed", "messages", "quantised"]
 
 # What sites are like where nothing says so: (one-way seconds, bytes/s) within one, and between two.
 NEAR, FAR = (1e-4, 125e6), (25e-3, 25e6)
@@ -21,6 +22,11 @@ this rate is one of these."""
 _DEFAULT_RATE = 1 << 27  # bytes/s: about what one core encrypts and checks
 _MESSAGE_S = 100e-6
 _COMBINE_RATE = 2e9  # bytes/s read
+# Of a long path; see `messages`.
+_LONG_S = 2.5e-3
+_LONG_CHUNK = 128 << 10
+_LEAST_OPEN, _MOST_OPEN = 4 << 20, 64 << 20
+_MOST_LANES = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,3 +134,27 @@ def agreed(measured: Sequence[Sequence[int]], sites: Sequence[int]) -> NetworkMo
         tuple(tuple(float(value or _DEFAULT_RATE) for value in row) for row in rate),
         normal_sites(sites, world),
     )
+
+
+def messages(network: NetworkModel, chunk_bytes: int) -> tuple[int, int]:
+    """Return the longest message of a plan on a network, and how many lanes are open for each of its width.
+
+    A lost packet holds up the message that it is of for a round trip, and what follows from that; so where round trips
+    are long messages are short. To keep such a path busy more bytes have to be open than twice what it holds, since a
+    lane ends at the other end.
+
+    Args:
+        network: Equal on all ranks, so that their plans fit.
+        chunk_bytes: The longest message that was asked for.
+    """
+    delay = max(map(max, network.latency))
+    if delay < _LONG_S or chunk_bytes <= 0:
+        return chunk_bytes, LANES_PER_WIDTH
+    chunk = min(chunk_bytes, _LONG_CHUNK)
+    held = 2 * max(
+        2 * late * rate
+        for latencies, rates in zip(network.latency, network.rate, strict=True)
+        for late, rate in zip(latencies, rates, strict=True)
+    )
+    lanes = -(-int(min(max(held, _LEAST_OPEN), _MOST_OPEN)) // chunk)
+    return chunk, min(max(lanes, LANES_PER_WIDTH), _MOST_LANES)

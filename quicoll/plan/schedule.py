@@ -32,6 +32,7 @@ from quicoll.numerics.encoding import Encoding, encoding_for
 from quicoll.numerics.exact import MAX_LEAVES
 from quicoll.numerics.reduce import Precision, ReduceOp, accumulator
 from quicoll.plan.choice import MAX_WALKED, choose, has_choice
+from quicoll.plan.network import messages
 
 if TYPE_CHECKING:
     from quicoll.plan.network import NetworkModel
@@ -271,12 +272,24 @@ class Schedule:
         key = rank, algorithm
         last = self._last.get(key)
         if last is None or last[0] is not network:
-            last = self._last[key] = network, self.plan_of(rank, self.taken(algorithm, network))
+            last = self._last[key] = network, self._plan_on(network, rank, algorithm)
         return last[1]
 
-    def plans(self, algorithm: str) -> list[plan.Plan]:
-        """Make the plans of all ranks; raises LocalError as `plan_of` does."""
-        return [self.plan_of(rank, algorithm) for rank in range(self.world)]
+    def _plan_on(self, network: NetworkModel | None, rank: int, algorithm: str) -> plan.Plan:
+        """Make the plan of one rank; where the choice is the network's, in messages as the network asks for."""
+        settled = self.settled(algorithm)
+        if settled != "auto":
+            return self.plan_of(rank, settled)
+        algorithm = self.taken(algorithm, network)
+        if network is None:
+            raise AssertionError(f"{algorithm} was taken without a network")
+        chunk, lanes = messages(network, self.chunk_bytes)
+        fitted = self if chunk == self.chunk_bytes else replace(self, chunk_bytes=chunk)
+        return replace(fitted.plan_of(rank, algorithm), lanes_per_width=lanes)
+
+    def plans(self, algorithm: str, network: NetworkModel | None = None) -> list[plan.Plan]:
+        """Make the plans of all ranks; raises LocalError as `plan_taken` does, of which it has the arguments."""
+        return [self._plan_on(network, rank, algorithm) for rank in range(self.world)]
 
     def network(self, network: NetworkModel) -> NetworkModel:
         """Return the network with processors that are as fast as they combine these elements."""

@@ -44,19 +44,20 @@ class Run:
         ranks: tuple[int, ...] = (0, 1, 2),
         width: int = 1,
         collective: str = "all_reduce",
+        rtt_ns: int = 2_000_000,
     ) -> None:
         self.world = world
         self.log: list[FakeTransfer] = []
-        self.output = np.zeros(2)
+        self.input, self.output = np.array([1.0, 2.0]), np.zeros(2)
         work = Work(
             replace(plan(lanes, width), collective=collective),
             FLOAT64,
             FLOAT64,
             ReduceOp.SUM,
-            [np.array([1.0, 2.0])],
+            [self.input],
             self.output,
         )
-        links: Any = {rank: FakeLink(rank, self.log) for rank in ranks}
+        links: Any = {rank: FakeLink(rank, self.log, rtt_ns=rtt_ns) for rank in ranks}
         loop: HostLoop = world.host("a").start()
         self.task = loop.create_task(execute(work, links=links, ranks=ranks, prefix=b"prefix"))
         self.turn()
@@ -322,3 +323,88 @@ def test_copies_of_one_operation_are_bounded(world: World, monkeypatch: pytest.M
 def test_a_message_above_the_bound_is_read_in_place(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executor, "INLINE_BYTES", 15)
     assert Run(world, [exchange(0)]).seen == ["post 1 rank 2", "send 0 rank 1"]
+
+
+def far_run(world: World, lanes: list[Lane], **options: Any) -> Run:
+    return Run(world, lanes, rtt_ns=50_000_000, **options)
+
+
+def test_a_plan_over_a_far_link_ends_with_its_result_and_leaves_the_last_message_to_the_link(world: World) -> None:
+    run = far_run(world, [exchange(0)])
+    run.input[:] = 7.0  # as the caller may once it has the result
+    run.of("post", 1).arrive(bytes(16))
+    run.turn()
+    run.task.result()
+    sent = run.of("send", 0)
+    assert not sent.done
+    assert bytes(sent.memory) == np.array([1.0, 2.0]).tobytes()
+
+
+def test_over_a_near_link_the_last_message_is_awaited(world: World) -> None:
+    run = Run(world, [exchange(0)])
+    run.of("post", 1).arrive(bytes(16))
+    run.turn()
+    assert not run.task.done()
+
+
+def test_over_a_far_link_a_lane_that_only_sends_is_awaited_too(world: World) -> None:
+    run = far_run(world, [Lane((SendStep(1, 0, IN),))])
+    assert not run.task.done()
+    run.of("send", 0).go()
+    run.turn()
+    run.task.result()
+
+
+def test_over_a_far_link_a_message_of_scratch_is_awaited_too(world: World) -> None:
+    run = far_run(world, [Lane((RecvStep(1, 1, scratch(0)), SendStep(2, 0, scratch(0))), (Scratch(2, False),))])
+    run.of("post", 1).arrive(bytes(16))
+    run.turn()
+    assert not run.task.done()
+    run.of("send", 0).go()
+    run.turn()
+    run.task.result()
+
+
+def test_messages_to_a_far_rank_hold_back_the_lanes_behind_them(world: World) -> None:
+    run = far_run(world, [exchange(2 * number) for number in range(13)])
+    for number in range(8):
+        run.of("post", 2 * number + 1).arrive(bytes(16))
+        run.turn()
+    assert [transfer.index for transfer in run.log if transfer.kind == "send"] == [2 * number for number in range(8)]
+
+
+def test_what_was_kept_is_taken_back_with_a_plan_that_fails(world: World) -> None:
+    run = far_run(world, [exchange(2 * number) for number in range(2)])
+    run.of("post", 1).arrive(bytes(16))
+    run.of("post", 3).fail(lost())
+    run.failure()
+    assert run.of("send", 0).aborted
+    assert run.of("send", 2).aborted
+
+
+def test_a_failed_message_ends_a_plan_that_still_runs_though_it_was_kept(world: World) -> None:
+    run = far_run(world, [exchange(0)])
+    run.of("send", 0).fail(corrupted())
+    assert isinstance(run.failure().error, MessageCorrupted)
+
+
+def test_nobody_hears_of_a_kept_message_that_fails_behind_the_plan(world: World) -> None:
+    run = far_run(world, [exchange(0)])
+    run.of("post", 1).arrive(bytes(16))
+    run.turn()
+    run.of("send", 0).fail(corrupted())
+    run.turn()
+    run.task.result()
+
+
+def test_bytes_that_are_kept_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor, "_MOST_KEPT", 16)
+    run = far_run(world, [exchange(0), exchange(2)])
+    for index in (1, 3):
+        run.of("post", index).arrive(bytes(16))
+    run.turn()
+    assert not run.task.done()
+    run.of("send", 2).go()
+    run.turn()
+    run.task.result()
+    assert not run.of("send", 0).done

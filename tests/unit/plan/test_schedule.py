@@ -156,8 +156,7 @@ def test_what_is_explained_is_what_a_group_runs(question: ExplainedCall) -> None
     network = NetworkModel.between(sites, latency=1e-4, rate=1e8, far_latency=0.02, far_rate=1e7)
     asked = replace(question, sites=sites, chunk_bytes=4096)
     schedule = asked.schedule()
-    taken = schedule.cheapest(network) if asked.algorithm == "auto" else asked.algorithm
-    explained = schedule.plans(taken)
+    explained = schedule.plans(asked.algorithm, network)
     assert explained == [plan_of(rank, asked, sites, network) for rank in range(question.world)]
     validate(explained)
 
