@@ -38,6 +38,7 @@ __all__ = ["ExplainedCall", "register", "size_of"]
 
 _UNITS = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _SCHEDULE_LINES = 12  # of each rank, unless --full
+_SCHEDULE_RANKS = 8  # likewise
 _REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter")
 _MOVES = ("all_gather", "broadcast", "gather", "scatter", "all_to_all", "send", "barrier")
 
@@ -179,9 +180,15 @@ def explain(
     far_rtt_ms: Annotated[float, typer.Option(help="Round trip between sites, milliseconds.")] = 2e3 * FAR[0],
     far_mbit: Annotated[float, typer.Option(help="Rate between two sites, Mbit/s, shared.")] = 8e-6 * FAR[1],
     svg: Annotated[
-        Path | None, typer.Option(help="Draw ranks, messages and time into this file.", show_default=False)
+        Path | None,
+        typer.Option(
+            help="Draw ranks, messages and time into this file: of many chunks a few, or all with --full.",
+            show_default=False,
+        ),
     ] = None,
-    full: Annotated[bool, typer.Option("--full", help="Print every step of every rank.")] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="Print every step of every rank, and draw every message.")
+    ] = False,
 ) -> None:
     """Print the steps of each rank in a collective, its predicted cost, and the cost of the alternatives."""
     try:
@@ -233,7 +240,7 @@ def explain(
             f"predicted {_ms(forecast.seconds)}, limit {_ms(lowest)}; {len(forecast.flights)} messages",
             plans[0].signature,
         ]
-        picture = draw(forecast, network, title=_title(question, plans[0]), notes=notes)
+        picture = draw(forecast, network, title=_title(question, plans[0]), notes=notes, full=full)
         try:
             svg.write_text(picture, encoding="utf-8")
         except OSError as error:
@@ -283,7 +290,7 @@ def _title(question: ExplainedCall, made: plan.Plan) -> str:
 
 def _print_schedule(plans: list[plan.Plan], *, full: bool) -> None:
     typer.echo(plans[0].signature)
-    for made in plans:
+    for made in plans if full else plans[:_SCHEDULE_RANKS]:
         lines = made.describe().splitlines()[1:]
         shown = lines if full else lines[:_SCHEDULE_LINES]
         typer.echo("")
@@ -291,6 +298,8 @@ def _print_schedule(plans: list[plan.Plan], *, full: bool) -> None:
             typer.echo(line)
         if len(lines) > len(shown):
             typer.echo(f"  ... {len(lines) - len(shown)} more lines (--full)")
+    if len(plans) > _SCHEDULE_RANKS and not full:
+        typer.echo(f"\n... {len(plans) - _SCHEDULE_RANKS} more ranks (--full)")
 
 
 def _print_travel(question: ExplainedCall, schedule: Schedule) -> None:

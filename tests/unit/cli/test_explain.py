@@ -57,6 +57,21 @@ def test_all_steps_are_printed_when_asked_for() -> None:
     assert len(long.splitlines()) > len(short.splitlines())
 
 
+def test_of_many_ranks_the_first_are_printed_and_of_many_chunks_a_few_drawn_unless_asked_for_in_full(
+    tmp_path: Path,
+) -> None:
+    picture = tmp_path / "plan.svg"
+    call = ("all_reduce", "--world", "12", "--bytes", "16MiB", "--algorithm", "direct", "--svg", str(picture))
+    short = explained(*call)
+    assert "rank 7: " in short
+    assert "rank 8: " not in short
+    assert "... 4 more ranks (--full)" in short
+    few = picture.read_text().count("<line")
+    long = explained(*call, "--full")
+    assert "rank 11: " in long
+    assert picture.read_text().count("<line") > 2 * few
+
+
 def test_auto_marks_the_one_it_takes() -> None:
     text = explained("all_reduce", "--world", "4", "--bytes", "2KiB", "--sites", "2,2", "--far-rtt-ms", "100")
     assert text.startswith("all_reduce/exchange")
