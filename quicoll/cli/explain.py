@@ -1,8 +1,8 @@
 """`quicoll explain`: the steps of a collective, its cost by the model, and a picture of it.
 
-    quicoll explain all_reduce --world 6 --bytes 64MiB --algorithm hierarchical --sites 3,3
-    quicoll explain all_reduce --world 8 --bytes 16MiB --leaves 32 --exact
-    quicoll explain all_reduce --world 4 --bytes 64MiB --wire int8
+    quicoll explain all_reduce --ranks 6 --bytes 64MiB --algorithm hierarchical --sites 3,3
+    quicoll explain all_reduce --ranks 8 --bytes 16MiB --leaves 32 --exact
+    quicoll explain all_reduce --ranks 4 --bytes 64MiB --wire int8
 
 The plans are those that a group would run: both come from `quicoll.plan.schedule`. Nothing is sent.
 """
@@ -150,7 +150,7 @@ class ExplainedCall:
 
 def explain(
     collective: Annotated[str, typer.Argument(help=f"One of {', '.join((*_REDUCTIONS, *_MOVES))}.")],
-    world: Annotated[int, typer.Option(help="Number of ranks.", min=1, max=256)] = 4,
+    ranks: Annotated[int, typer.Option("-n", "--ranks", help="Number of ranks.", min=1, max=256)] = 4,
     nbytes: Annotated[
         str,
         typer.Option("--bytes", help="Size of the tensor (all_gather, gather: of the result), as 64MiB, 10k or 1000."),
@@ -179,7 +179,7 @@ def explain(
     mbit: Annotated[float, typer.Option(help="Rate of a path within a site, Mbit/s.")] = 8e-6 * NEAR[1],
     far_rtt_ms: Annotated[float, typer.Option(help="Round trip between sites, milliseconds.")] = 2e3 * FAR[0],
     far_mbit: Annotated[float, typer.Option(help="Rate between two sites, Mbit/s, shared.")] = 8e-6 * FAR[1],
-    svg: Annotated[
+    plot: Annotated[
         Path | None,
         typer.Option(
             help="Draw ranks, messages and time into this file: of many chunks a few, or all with --full.",
@@ -194,10 +194,10 @@ def explain(
     try:
         question = ExplainedCall(
             collective,
-            world=world,
+            world=ranks,
             nbytes=size_of(nbytes),
             algorithm=algorithm,
-            sites=_sites(sites, world),
+            sites=_sites(sites, ranks),
             dtype=dtype,
             leaves=leaves,
             op=op,
@@ -235,17 +235,17 @@ def explain(
     if question.rivals:
         typer.echo("")
         _print_table(schedule, question.rivals, taken, network)
-    if svg is not None:
+    if plot is not None:
         notes = [
             f"predicted {_ms(forecast.seconds)}, limit {_ms(lowest)}; {len(forecast.flights)} messages",
             plans[0].signature,
         ]
         picture = draw(forecast, network, title=_title(question, plans[0]), notes=notes, full=full)
         try:
-            svg.write_text(picture, encoding="utf-8")
+            plot.write_text(picture, encoding="utf-8")
         except OSError as error:
-            raise LocalError(f"cannot write {svg}: {error.strerror or error}") from error
-        typer.echo(f"\ndrawn to {svg}")
+            raise LocalError(f"cannot write {plot}: {error.strerror or error}") from error
+        typer.echo(f"\ndrawn to {plot}")
 
 
 def size_of(text: str) -> int:

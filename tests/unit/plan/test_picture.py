@@ -127,9 +127,9 @@ def inside_and_apart(root: ET.Element) -> None:
 def test_the_picture_in_the_documentation_is_what_the_command_draws(tmp_path: Path) -> None:
     kept = Path(__file__).parents[3] / "docs" / "plan.svg"
     text = (kept.parent / "collectives.md").read_text()
-    arguments = re.search(r"^    quicoll (explain all_reduce .*) --svg plan\.svg$", text, re.MULTILINE)
+    arguments = re.search(r"^    quicoll (explain all_reduce .*) --plot plan\.svg$", text, re.MULTILINE)
     assert arguments is not None
-    result = CliRunner().invoke(app, [*arguments[1].split(), "--svg", str(tmp_path / "plan.svg")])
+    result = CliRunner().invoke(app, [*arguments[1].split(), "--plot", str(tmp_path / "plan.svg")])
     assert result.exit_code == 0, result.output
     assert (tmp_path / "plan.svg").read_text() == kept.read_text()
     assert len(kept.read_bytes()) < 60_000
