@@ -171,13 +171,12 @@ class _Cluster:
 
     async def _look(self) -> None:
         """Ask the coordinator for what `quicoll top` shows: ranks, links, who is waited for and why."""
-        while True:
+        found = None
+        while found is None:
             try:
                 found = find_job(None, None, os.getpid())
             except LocalError:  # it is not announced yet
                 await asyncio.sleep(_LOOK_S)
-            else:
-                break
         async with watch_job(found, None) as watch:
             while True:
                 self._story.picture = picture_of(await watch.look(_ANSWER_S), patience_ns=None)

@@ -29,7 +29,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "scale": (
         "quicoll scale 8",
         "quicoll scale --leave worker-3",
-        "quicoll scale 6 --coordinator 10.0.0.1:4433 --certs certs --no-wait",
+        "quicoll scale 6 --coordinator 10.0.0.1:4433 --certs certs --no-wait --json",
     ),
     "status": (
         "quicoll status",
@@ -59,6 +59,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "quicoll explain all_reduce",
         "quicoll explain all_reduce --ranks 6 --sites 3,3 --bytes 1MiB --plot plan.svg",
         "quicoll explain all_reduce --ranks 8 --bytes 64MiB --algorithm ring --full",
+        "quicoll explain all_gather --ranks 8 --json",
     ),
     "sim": (
         "quicoll sim --seeds 0:500",
@@ -74,7 +75,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "quicoll certs issue certs --role coordinator --node coordinator",
         "quicoll certs issue certs --role worker --node worker-0 --days 30",
     ),
-    "certs show": ("quicoll certs show certs",),
+    "certs show": ("quicoll certs show certs/ca.pem", "quicoll certs show certs/worker-worker-0.pem --json"),
 }
 """By command. Each is a line that a shell takes."""
 

@@ -9,7 +9,9 @@ The plans are those that a group would run: both come from `quicoll.plan.schedul
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -186,6 +188,7 @@ def explain(
             show_default=False,
         ),
     ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead: costs, not steps.")] = False,
     full: Annotated[
         bool, typer.Option("--full", help="Print every step of every rank, and draw every message.")
     ] = False,
@@ -221,20 +224,18 @@ def explain(
         forecast = predict(plans, network)
     except LocalError as error:
         raise typer.BadParameter(str(error)) from error
-    _print_schedule(plans, full=full)
     lowest = limit(schedule.collective, schedule.nbytes, network)
-    typer.echo("")
-    _print_travel(question, schedule)
-    typer.echo(f"predicted     {_ms(forecast.seconds)}   (messages of 100 us at each end; no loss, no other traffic)")
-    if algorithm == "auto" and schedule.announced:
-        typer.echo("              auto runs none of these: what ranks give travels in the announcements of their calls")
-    if collective == "barrier":
-        typer.echo("              that all ranks have called it they tell each other before any operation ends")
-    typer.echo(f"limit         {_ms(lowest)}   {_formula(schedule.collective)}, B the fastest port, with its delays")
-    _print_traffic(forecast, network)
-    if question.rivals:
-        typer.echo("")
-        _print_table(schedule, question.rivals, taken, network)
+    if as_json:
+        others = {name: one for name, one in _forecasts(schedule, question.rivals, taken, network) if one is not None}
+        facts = {"plan": plans[0].signature, "algorithm": taken, "nbytes": schedule.nbytes, "limit_s": lowest}
+        costs = {name: _cost(one) for name, one in {taken: forecast, **others}.items()}
+        typer.echo(json.dumps({**facts, "costs": costs}, indent=2))
+    else:
+        _print_schedule(plans, full=full)
+        _print_costs(question, schedule, forecast, lowest, network)
+        if question.rivals:
+            typer.echo("")
+            _print_table(schedule, question.rivals, taken, network)
     if plot is not None:
         notes = [
             f"predicted {_ms(forecast.seconds)}, limit {_ms(lowest)}; {len(forecast.flights)} messages",
@@ -245,7 +246,16 @@ def explain(
             plot.write_text(picture, encoding="utf-8")
         except OSError as error:
             raise LocalError(f"cannot write {plot}: {error.strerror or error}") from error
-        typer.echo(f"\ndrawn to {plot}")
+        typer.echo(f"\ndrawn to {plot}", err=as_json)
+
+
+def _cost(forecast: Forecast) -> dict[str, float]:
+    return {
+        "predicted_s": forecast.seconds,
+        "messages": len(forecast.flights),
+        "busiest_rank_bytes": forecast.busiest,
+        "between_sites_bytes": forecast.crossing,
+    }
 
 
 def size_of(text: str) -> int:
@@ -302,6 +312,20 @@ def _print_schedule(plans: list[plan.Plan], *, full: bool) -> None:
         typer.echo(f"\n... {len(plans) - _SCHEDULE_RANKS} more ranks (--full)")
 
 
+def _print_costs(
+    question: ExplainedCall, schedule: Schedule, forecast: Forecast, lowest: float, network: NetworkModel
+) -> None:
+    typer.echo("")
+    _print_travel(question, schedule)
+    typer.echo(f"predicted     {_ms(forecast.seconds)}   (messages of 100 us at each end; no loss, no other traffic)")
+    if question.algorithm == "auto" and schedule.announced:
+        typer.echo("              auto runs none of these: what ranks give travels in the announcements of their calls")
+    if question.collective == "barrier":
+        typer.echo("              that all ranks have called it they tell each other before any operation ends")
+    typer.echo(f"limit         {_ms(lowest)}   {_formula(schedule.collective)}, B the fastest port, with its delays")
+    _print_traffic(forecast, network)
+
+
 def _print_travel(question: ExplainedCall, schedule: Schedule) -> None:
     """Print what travels for the tensor."""
     how = question.element_format()
@@ -333,13 +357,21 @@ def _print_traffic(forecast: Forecast, network: NetworkModel) -> None:
         typer.echo(f"between sites {_mib(forecast.crossing)}, both ways together")
 
 
+def _forecasts(
+    schedule: Schedule, known: tuple[str, ...], taken: str, network: NetworkModel
+) -> Iterator[tuple[str, Forecast | None]]:
+    """Each algorithm that the call could ask for with its forecast; None where it is not for so large a tensor."""
+    for name in known:
+        fits = name != "exchange" or schedule.nbytes <= 1 << 20 or name == taken
+        yield name, predict(schedule.plans(name), network) if fits else None
+
+
 def _print_table(schedule: Schedule, known: tuple[str, ...], taken: str, network: NetworkModel) -> None:
     typer.echo(f"{'algorithm':<14}{'predicted':>12}{'messages':>10}{'busiest rank':>16}{'between sites':>16}")
-    for name in known:
-        if name == "exchange" and schedule.nbytes > 1 << 20 and name != taken:
+    for name, forecast in _forecasts(schedule, known, taken, network):
+        if forecast is None:
             typer.echo(f"{name:<14}{'-':>12}   not for tensors of more than 1 MiB")
             continue
-        forecast = predict(schedule.plans(name), network)
         mark = " *" if name == taken else ""
         typer.echo(
             f"{name:<14}{_ms(forecast.seconds):>12}{len(forecast.flights):>10}{_mib(forecast.busiest):>16}"

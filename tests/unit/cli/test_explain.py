@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,16 @@ def test_of_many_ranks_the_first_are_printed_and_of_many_chunks_a_few_drawn_unle
     long = explained(*call, "--full")
     assert "rank 11: " in long
     assert picture.read_text().count("<line") > 2 * few
+
+
+def test_costs_are_told_as_json_too() -> None:
+    found = json.loads(explained("all_reduce", "--ranks", "4", "--bytes", "8MiB", "--algorithm", "tree", "--json"))
+    assert (found["algorithm"], found["nbytes"]) == ("tree", 8 << 20)
+    assert found["plan"].startswith("all_reduce/tree world=4")
+    assert "exchange" not in found["costs"], "which is for small tensors"
+    assert {"direct", "ring", "tree"} <= set(found["costs"])
+    assert found["costs"]["tree"]["predicted_s"] > found["limit_s"] > 0
+    assert found["costs"]["tree"]["messages"] > 0
 
 
 def test_auto_marks_the_one_it_takes() -> None:
