@@ -19,6 +19,7 @@ from typer.main import get_command
 from typer.models import ArgumentInfo, OptionInfo
 
 from quicoll.cli.app import app
+from quicoll.cli.examples import EXAMPLES
 
 PAGE = Path(__file__).parent / "commands.md"
 HEAD = """# Commands
@@ -27,6 +28,13 @@ HEAD = """# Commands
 
 `quicoll COMMAND --help` prints the same. What each exit status means: [settings.md](settings.md#exit-statuses). Where a
 variable is named beside an option, it is taken when the option is not given.
+
+`quicoll --install-completion` has your shell (bash, zsh, fish, PowerShell) complete commands and options from its next
+start on; `quicoll --show-completion` prints what it would add, for those who keep such files by hand.
+
+A word means the same everywhere: `--workers` are processes that `quicoll` starts to train, `--ranks` the members of a
+group, `--world-size` those that the first view of a job waits for. `--json` gives findings to programs, on stdout or,
+where it names a file, in that; `--plot` draws them into a file. `--certs` is a directory of certificates.
 """
 
 
@@ -48,6 +56,12 @@ def _command(path: str, command: Any, *, level: int) -> Iterator[str]:
             yield from _command(f"{path} {name}", inner[name], level=level + 1)
         return
     yield from _declared(path, command.callback)
+    yield from _examples(path.removeprefix("quicoll "))
+
+
+def _examples(name: str) -> Iterator[str]:
+    if name in EXAMPLES:
+        yield "```text\n" + "\n".join(EXAMPLES[name]) + "\n```\n"
 
 
 def _declared(path: str, callback: Any, rest: str = "") -> Iterator[str]:

@@ -16,6 +16,7 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_group
 
+from quicoll.cli.examples import add_examples
 from quicoll.observability.logs import hear
 
 __all__ = ["app"]
@@ -57,6 +58,7 @@ class _Commands(TyperGroup):
                 module = typer.Typer()
                 import_module(f"quicoll.cli.{name.replace('-', '_')}").register(module)
                 self.commands[name] = get_group(module).commands[name]
+                add_examples(self.commands[name], name)
         return super().get_command(ctx, cmd_name)
 
     def invoke(self, ctx: Any) -> Any:
@@ -72,7 +74,6 @@ app = typer.Typer(
     cls=_Commands,
     help="Deterministic collectives and atomic training steps over QUIC.",
     no_args_is_help=True,
-    add_completion=False,
     # A traceback with local variables would print keys.
     pretty_exceptions_enable=False,
 )

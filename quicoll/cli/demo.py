@@ -15,6 +15,7 @@ import platform
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -22,17 +23,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Group
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
+from quicoll.cli.looking import watch_job
+from quicoll.cli.membership_options import find_job
 from quicoll.cli.report import console_beside, open_report, write_report
+from quicoll.cli.status_words import picture_of
+from quicoll.cli.top import drawn
+from quicoll.demo.plot import draw_run
 from quicoll.demo.timeline import EventReader, FaultMark, Moment, Recovery, measure_recovery
+from quicoll.demo.worker import main as work
+from quicoll.demo.worker import prepare
 from quicoll.errors import LocalError
+from quicoll.launch.forked import ForkedProgram, can_fork
 from quicoll.launch.supervisor import RunExit, Supervisor
 from quicoll.rendezvous.scratch import scratch_directory
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
+
+    from quicoll.cli.status_words import Picture
 
 __all__ = ["register"]
 
@@ -45,6 +58,10 @@ CUT_FOR_S = 4.0
 DEADLINE_S = 170.0
 """The whole run of the workers: nobody waits longer for a demo."""
 _POLL_S = 0.05
+_LOOK_S = 0.5
+_ANSWER_S = 5.0
+_BAR = 60
+"""Characters of the bar that the steps fill."""
 
 
 def register(app: typer.Typer) -> None:
@@ -59,6 +76,14 @@ def demo(
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write the measurements to this file; - for stdout.")
     ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            help="Draw the run into this file, an SVG: loss, steps a second, who was in the view, faults. Else it is "
+            "drawn into a temporary one, which is told.",
+            show_default=False,
+        ),
+    ] = None,
     no_faults: Annotated[bool, typer.Option("--no-faults", help="Kill nothing and cut nothing.")] = False,
 ) -> None:
     """Train a small net with several workers over QUIC, kill one, cut one off, and compare all bits at the end."""
@@ -68,6 +93,9 @@ def demo(
         raise LocalError(f"take {FEWEST_STEPS} steps or more, or --no-faults")
     _require("torch", "sklearn")
     open_report(json_file)
+    if plot is not None and plot.suffix != ".svg":
+        raise LocalError(f"the picture is an SVG: --plot {plot.with_suffix('.svg')}")
+    open_report(plot)
     console = console_beside(json_file)
     began = time.monotonic()
     with scratch_directory() as temporary:
@@ -91,6 +119,7 @@ def demo(
     report["failures"] = failures
     write_report(json_file, report)
     _show(console, report, failures)
+    console.print(f"drawn to {_draw(story, plot)}", markup=False, soft_wrap=True)
     raise typer.Exit(1 if failures else 0)
 
 
@@ -101,15 +130,15 @@ class _Cluster:
         self._story = story
         self._feed = EventReader(events)
         nodes = [f"worker-{number}" for number in range(story.workers)]
-        command = [sys.executable, "-m", "quicoll.demo.worker", "--steps", str(steps), "--seed", str(seed)]
-        command += ["--result", str(results)]
+        arguments = _arguments(results, steps=steps, seed=seed)
         self._kill_at = max(1, steps // 4) if faults else None
         self._to_kill = nodes[-1]
         if faults:
-            command += ["--kill-node", self._to_kill, "--kill-at", str(self._kill_at)]
-            command += ["--cut-node", nodes[1], "--cut-at", str(steps // 2), "--cut-for", str(CUT_FOR_S)]
+            arguments += ["--kill-node", self._to_kill, "--kill-at", str(self._kill_at)]
+            arguments += ["--cut-node", nodes[1], "--cut-at", str(steps // 2), "--cut-for", str(CUT_FOR_S)]
+        self._program = _forked(arguments)
         self._supervisor = Supervisor(
-            command,
+            self._program or [sys.executable, "-m", "quicoll.demo.worker", *arguments],
             workers=story.workers,
             job="demo",
             events=events,
@@ -119,17 +148,39 @@ class _Cluster:
 
     async def run(self) -> RunExit:
         running = asyncio.create_task(self._supervisor.run())
+        if self._program is not None:
+            await asyncio.sleep(0)  # the coordinator is started first: it needs the other core for as long
+            await asyncio.wait([running, asyncio.ensure_future(self._program.ready())], return_when="FIRST_COMPLETED")
+        looking = asyncio.create_task(self._look()) if self._story.live is not None else None
         deadline = time.monotonic() + DEADLINE_S
-        while not running.done():
-            self._story.take(self._feed.read())
-            self._kill_when_due()
-            if time.monotonic() > deadline:
-                self._story.say(f"not finished within {DEADLINE_S:g} s")
-                self._supervisor.stop()
-                deadline = float("inf")
-            await asyncio.wait([running], timeout=_POLL_S)
+        try:
+            while not running.done():
+                self._story.take(self._feed.read())
+                self._kill_when_due()
+                if time.monotonic() > deadline:
+                    self._story.say(f"not finished within {DEADLINE_S:g} s")
+                    self._supervisor.stop()
+                    deadline = float("inf")
+                await asyncio.wait([running], timeout=_POLL_S)
+        finally:
+            if looking is not None:
+                looking.cancel()
+                await asyncio.wait([looking])
         self._story.take(self._feed.read())
         return await running
+
+    async def _look(self) -> None:
+        """Ask the coordinator for what `quicoll top` shows: ranks, links, who is waited for and why."""
+        found = None
+        while found is None:
+            try:
+                found = find_job(None, None, os.getpid())
+            except LocalError:  # it is not announced yet
+                await asyncio.sleep(_LOOK_S)
+        async with watch_job(found, None) as watch:
+            while True:
+                self._story.picture = picture_of(await watch.look(_ANSWER_S), patience_ns=None)
+                await asyncio.sleep(_LOOK_S)
 
     def _kill_when_due(self) -> None:
         if self._kill_at is None or self._story.committed < self._kill_at:
@@ -167,12 +218,15 @@ class _Story:
     views: dict[int, list[str]] = field(default_factory=dict)
     nodes: dict[str, _Node] = field(default_factory=dict)
     live: Live | None = None
+    picture: Picture | None = None
+    marks: list[tuple[int, str]] = field(default_factory=list)
 
     def __enter__(self) -> _Story:
         self.nodes = {f"worker-{number}": _Node() for number in range(self.workers)}
         if self.console.is_terminal:
-            self.live = Live(self._table(), console=self.console, refresh_per_second=8, transient=True)
-            self.live.start()
+            # Without a thread of its own, which could hold a lock of the output while a worker is forked.
+            self.live = Live(self._table(), console=self.console, auto_refresh=False, transient=True)
+            self.live.start(refresh=True)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -186,6 +240,7 @@ class _Story:
 
     def fault(self, fault: FaultMark) -> None:
         self.faults.append(fault)
+        self.marks.append((self.committed, f"{fault.node}: {fault.cause} at {fault.t - self.began:.1f} s"))
         self.nodes[fault.node].state = fault.cause
 
     def take(self, moments: list[Moment]) -> None:
@@ -195,7 +250,7 @@ class _Story:
             if moment.node in self.nodes:
                 self._tell(moment, self.nodes[moment.node])
         if self.live is not None:
-            self.live.update(self._table())
+            self.live.update(self._table(), refresh=True)
 
     def _tell(self, moment: Moment, node: _Node) -> None:
         fields = moment.fields
@@ -228,20 +283,57 @@ class _Story:
             case _:
                 pass
 
-    def _table(self) -> Table:
-        table = Table("node", "state", "rank", "view", "step", title=f"step {self.committed} of {self.steps}")
+    def _table(self) -> RenderableType:
+        """The way so far with the faults on it, and below it what `quicoll top` shows, or what is known until then."""
+        parts: list[RenderableType] = [
+            Text(""),
+            self._way(),
+            *(Text(f"  x {said}", style="red") for _, said in self.marks),
+        ]
+        parts.append(Text(""))
+        if self.picture is not None:
+            parts.append(drawn(self.picture, room=self.console.size))
+            return Group(*parts)
+        table = Table("node", "state", "rank", "view", "step")
         for name, node in self.nodes.items():
             table.add_row(name, node.state, _text(node.rank), _text(node.view), str(node.step))
-        return table
+        return Group(*parts, table)
+
+    def _way(self) -> Text:
+        filled = self.committed * _BAR // self.steps
+        bar = Text("#" * filled, style="green") + Text("-" * (_BAR - filled), style="dim")
+        for step, _ in self.marks:
+            at = min(step * _BAR // self.steps, _BAR - 1)
+            bar = bar[:at] + Text("x", style="bold red") + bar[at + 1 :]
+        return Text.assemble("  [", bar, f"] step {self.committed} of {self.steps}")
+
+
+def _arguments(results: Path, *, steps: int, seed: int) -> list[str]:
+    return ["--steps", str(steps), "--seed", str(seed), "--result", str(results)]
+
+
+def _forked(arguments: list[str]) -> ForkedProgram | None:
+    """The worker as a fork of this process; None where it has to be a process like any other."""
+    return ForkedProgram(lambda: work(arguments), prepare=prepare) if can_fork() else None
 
 
 def _baseline(results: Path, *, steps: int, seed: int) -> dict[str, Any] | None:
     """Train in a process of its own, with the environment that the workers had."""
-    command = [sys.executable, "-m", "quicoll.demo.worker", "--baseline"]
-    command += ["--steps", str(steps), "--seed", str(seed), "--result", str(results)]
-    subprocess.run(command, check=False, env={"OMP_NUM_THREADS": "1", **os.environ})  # noqa: S603  our own module
+    arguments = [*_arguments(results, steps=steps, seed=seed), "--baseline"]
+    environment = {"OMP_NUM_THREADS": "1", **os.environ}
+    program = _forked(arguments)
+    if program is None:
+        command = [sys.executable, "-m", "quicoll.demo.worker", *arguments]
+        subprocess.run(command, check=False, env=environment)  # noqa: S603  our own module
+    else:
+        asyncio.run(_to_its_end(program, environment))
     path = results / "baseline.json"
     return json.loads(path.read_text()) if path.exists() else None
+
+
+async def _to_its_end(program: ForkedProgram, environment: dict[str, str]) -> None:
+    await program.ready()
+    await program.start(environment).wait()
 
 
 def _report(
@@ -322,6 +414,19 @@ def _show(console: Console, report: dict[str, Any], failures: list[str]) -> None
         )
     for line in lines:
         console.print(line, markup=False, soft_wrap=True)
+
+
+def _draw(story: _Story, plot: Path | None) -> Path:
+    """Write the picture, and return where it is."""
+    if plot is None:
+        with tempfile.NamedTemporaryFile(prefix="quicoll-demo-", suffix=".svg", delete=False) as made:
+            plot = Path(made.name)
+    picture = draw_run(story.moments, story.faults, nodes=list(story.nodes), began=story.began)
+    try:
+        plot.write_text(picture, encoding="utf-8")
+    except OSError as error:
+        raise LocalError(f"cannot write {plot}: {error.strerror or error}") from error
+    return plot
 
 
 def _rounded(recovery: Recovery) -> dict[str, Any]:

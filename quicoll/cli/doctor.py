@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from quicoll.cli.report import working
 from quicoll.config import Config
 from quicoll.doctor.certificates import certificates
 from quicoll.doctor.examination import examine_host
@@ -65,7 +66,8 @@ def doctor(
     if wait > 0:
         asyncio.run(_stand(settings, wait))
         return
-    findings = asyncio.run(examine_host(peers=peer or (), patience=timeout, **settings))
+    with working("asks the coordinator and the peers"):
+        findings = asyncio.run(examine_host(peers=peer or (), patience=timeout, **settings))
     count = sum(finding.state == "wrong" for finding in findings)
     if as_json:
         typer.echo(json.dumps({"wrong": count, "findings": [asdict(finding) for finding in findings]}))

@@ -1,15 +1,17 @@
 """`quicoll explain`: the steps of a collective, its cost by the model, and a picture of it.
 
-    quicoll explain all_reduce --world 6 --bytes 64MiB --algorithm hierarchical --sites 3,3
-    quicoll explain all_reduce --world 8 --bytes 16MiB --leaves 32 --exact
-    quicoll explain all_reduce --world 4 --bytes 64MiB --wire int8
+    quicoll explain all_reduce --ranks 6 --bytes 64MiB --algorithm hierarchical --sites 3,3
+    quicoll explain all_reduce --ranks 8 --bytes 16MiB --leaves 32 --exact
+    quicoll explain all_reduce --ranks 4 --bytes 64MiB --wire int8
 
 The plans are those that a group would run: both come from `quicoll.plan.schedule`. Nothing is sent.
 """
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -38,6 +40,7 @@ __all__ = ["ExplainedCall", "register", "size_of"]
 
 _UNITS = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _SCHEDULE_LINES = 12  # of each rank, unless --full
+_SCHEDULE_RANKS = 8  # likewise
 _REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter")
 _MOVES = ("all_gather", "broadcast", "gather", "scatter", "all_to_all", "send", "barrier")
 
@@ -149,7 +152,7 @@ class ExplainedCall:
 
 def explain(
     collective: Annotated[str, typer.Argument(help=f"One of {', '.join((*_REDUCTIONS, *_MOVES))}.")],
-    world: Annotated[int, typer.Option(help="Number of ranks.", min=1, max=256)] = 4,
+    ranks: Annotated[int, typer.Option("-n", "--ranks", help="Number of ranks.", min=1, max=256)] = 4,
     nbytes: Annotated[
         str,
         typer.Option("--bytes", help="Size of the tensor (all_gather, gather: of the result), as 64MiB, 10k or 1000."),
@@ -178,19 +181,26 @@ def explain(
     mbit: Annotated[float, typer.Option(help="Rate of a path within a site, Mbit/s.")] = 8e-6 * NEAR[1],
     far_rtt_ms: Annotated[float, typer.Option(help="Round trip between sites, milliseconds.")] = 2e3 * FAR[0],
     far_mbit: Annotated[float, typer.Option(help="Rate between two sites, Mbit/s, shared.")] = 8e-6 * FAR[1],
-    svg: Annotated[
-        Path | None, typer.Option(help="Draw ranks, messages and time into this file.", show_default=False)
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            help="Draw ranks, messages and time into this file: of many chunks a few, or all with --full.",
+            show_default=False,
+        ),
     ] = None,
-    full: Annotated[bool, typer.Option("--full", help="Print every step of every rank.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead: costs, not steps.")] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="Print every step of every rank, and draw every message.")
+    ] = False,
 ) -> None:
     """Print the steps of each rank in a collective, its predicted cost, and the cost of the alternatives."""
     try:
         question = ExplainedCall(
             collective,
-            world=world,
+            world=ranks,
             nbytes=size_of(nbytes),
             algorithm=algorithm,
-            sites=_sites(sites, world),
+            sites=_sites(sites, ranks),
             dtype=dtype,
             leaves=leaves,
             op=op,
@@ -214,31 +224,38 @@ def explain(
         forecast = predict(plans, network)
     except LocalError as error:
         raise typer.BadParameter(str(error)) from error
-    _print_schedule(plans, full=full)
     lowest = limit(schedule.collective, schedule.nbytes, network)
-    typer.echo("")
-    _print_travel(question, schedule)
-    typer.echo(f"predicted     {_ms(forecast.seconds)}   (messages of 100 us at each end; no loss, no other traffic)")
-    if algorithm == "auto" and schedule.announced:
-        typer.echo("              auto runs none of these: what ranks give travels in the announcements of their calls")
-    if collective == "barrier":
-        typer.echo("              that all ranks have called it they tell each other before any operation ends")
-    typer.echo(f"limit         {_ms(lowest)}   {_formula(schedule.collective)}, B the fastest port, with its delays")
-    _print_traffic(forecast, network)
-    if question.rivals:
-        typer.echo("")
-        _print_table(schedule, question.rivals, taken, network)
-    if svg is not None:
+    if as_json:
+        others = {name: one for name, one in _forecasts(schedule, question.rivals, taken, network) if one is not None}
+        facts = {"plan": plans[0].signature, "algorithm": taken, "nbytes": schedule.nbytes, "limit_s": lowest}
+        costs = {name: _cost(one) for name, one in {taken: forecast, **others}.items()}
+        typer.echo(json.dumps({**facts, "costs": costs}, indent=2))
+    else:
+        _print_schedule(plans, full=full)
+        _print_costs(question, schedule, forecast, lowest, network)
+        if question.rivals:
+            typer.echo("")
+            _print_table(schedule, question.rivals, taken, network)
+    if plot is not None:
         notes = [
             f"predicted {_ms(forecast.seconds)}, limit {_ms(lowest)}; {len(forecast.flights)} messages",
             plans[0].signature,
         ]
-        picture = draw(forecast, network, title=_title(question, plans[0]), notes=notes)
+        picture = draw(forecast, network, title=_title(question, plans[0]), notes=notes, full=full)
         try:
-            svg.write_text(picture, encoding="utf-8")
+            plot.write_text(picture, encoding="utf-8")
         except OSError as error:
-            raise LocalError(f"cannot write {svg}: {error.strerror or error}") from error
-        typer.echo(f"\ndrawn to {svg}")
+            raise LocalError(f"cannot write {plot}: {error.strerror or error}") from error
+        typer.echo(f"\ndrawn to {plot}", err=as_json)
+
+
+def _cost(forecast: Forecast) -> dict[str, float]:
+    return {
+        "predicted_s": forecast.seconds,
+        "messages": len(forecast.flights),
+        "busiest_rank_bytes": forecast.busiest,
+        "between_sites_bytes": forecast.crossing,
+    }
 
 
 def size_of(text: str) -> int:
@@ -283,7 +300,7 @@ def _title(question: ExplainedCall, made: plan.Plan) -> str:
 
 def _print_schedule(plans: list[plan.Plan], *, full: bool) -> None:
     typer.echo(plans[0].signature)
-    for made in plans:
+    for made in plans if full else plans[:_SCHEDULE_RANKS]:
         lines = made.describe().splitlines()[1:]
         shown = lines if full else lines[:_SCHEDULE_LINES]
         typer.echo("")
@@ -291,6 +308,22 @@ def _print_schedule(plans: list[plan.Plan], *, full: bool) -> None:
             typer.echo(line)
         if len(lines) > len(shown):
             typer.echo(f"  ... {len(lines) - len(shown)} more lines (--full)")
+    if len(plans) > _SCHEDULE_RANKS and not full:
+        typer.echo(f"\n... {len(plans) - _SCHEDULE_RANKS} more ranks (--full)")
+
+
+def _print_costs(
+    question: ExplainedCall, schedule: Schedule, forecast: Forecast, lowest: float, network: NetworkModel
+) -> None:
+    typer.echo("")
+    _print_travel(question, schedule)
+    typer.echo(f"predicted     {_ms(forecast.seconds)}   (messages of 100 us at each end; no loss, no other traffic)")
+    if question.algorithm == "auto" and schedule.announced:
+        typer.echo("              auto runs none of these: what ranks give travels in the announcements of their calls")
+    if question.collective == "barrier":
+        typer.echo("              that all ranks have called it they tell each other before any operation ends")
+    typer.echo(f"limit         {_ms(lowest)}   {_formula(schedule.collective)}, B the fastest port, with its delays")
+    _print_traffic(forecast, network)
 
 
 def _print_travel(question: ExplainedCall, schedule: Schedule) -> None:
@@ -324,13 +357,21 @@ def _print_traffic(forecast: Forecast, network: NetworkModel) -> None:
         typer.echo(f"between sites {_mib(forecast.crossing)}, both ways together")
 
 
+def _forecasts(
+    schedule: Schedule, known: tuple[str, ...], taken: str, network: NetworkModel
+) -> Iterator[tuple[str, Forecast | None]]:
+    """Each algorithm that the call could ask for with its forecast; None where it is not for so large a tensor."""
+    for name in known:
+        fits = name != "exchange" or schedule.nbytes <= 1 << 20 or name == taken
+        yield name, predict(schedule.plans(name), network) if fits else None
+
+
 def _print_table(schedule: Schedule, known: tuple[str, ...], taken: str, network: NetworkModel) -> None:
     typer.echo(f"{'algorithm':<14}{'predicted':>12}{'messages':>10}{'busiest rank':>16}{'between sites':>16}")
-    for name in known:
-        if name == "exchange" and schedule.nbytes > 1 << 20 and name != taken:
+    for name, forecast in _forecasts(schedule, known, taken, network):
+        if forecast is None:
             typer.echo(f"{name:<14}{'-':>12}   not for tensors of more than 1 MiB")
             continue
-        forecast = predict(schedule.plans(name), network)
         mark = " *" if name == taken else ""
         typer.echo(
             f"{name:<14}{_ms(forecast.seconds):>12}{len(forecast.flights):>10}{_mib(forecast.busiest):>16}"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +12,7 @@ import typer
 
 from quicoll.checks import MAX_MEMBERS
 from quicoll.cli.membership_options import CoordinatorOption, RunOption, find_job, node_patterns
+from quicoll.cli.report import working
 from quicoll.errors import LocalError
 
 if TYPE_CHECKING:
@@ -51,6 +54,9 @@ def scale_job(
     run: RunOption = None,
     timeout: Annotated[float, typer.Option(help="Seconds to wait until the job is as it was asked to be.")] = 300.0,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until the job is so, or only say it.")] = True,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print a JSON object, one a line for each change, instead of sentences.")
+    ] = False,
 ) -> None:
     """Ask a running job for N ranks; workers that join make it larger, and those of the highest ranks leave.
 
@@ -63,21 +69,33 @@ def scale_job(
     if world_size is None and not named:
         raise LocalError("say how many ranks the job shall have, or who shall --leave it")
     found = find_job(coordinator, certs, run)
-    answer = asyncio.run(
-        ask_for_ranks(
-            world_size,
-            named,
-            coordinator=found.coordinator,
-            certs=found.certs,
-            node=operator,
-            timeout=timeout,
-            wait=wait,
-            say=_say,
+    with working("until the job is as it was asked to be") if wait else nullcontext():
+        answer = asyncio.run(
+            ask_for_ranks(
+                world_size,
+                named,
+                coordinator=found.coordinator,
+                certs=found.certs,
+                node=operator,
+                timeout=timeout,
+                wait=wait,
+                say=_say_json if as_json else _say,
+            )
         )
-    )
     if wait and answer.waiting_for:
         typer.echo(f"quicoll: not so within {timeout:g} s; the coordinator goes on with it", err=True)
         raise typer.Exit(1)
+
+
+def _say_json(answer: OperatorAnswer) -> None:
+    facts = {
+        "world_size": answer.world_size,
+        "leave": list(answer.leave),
+        "view": answer.view_id,
+        "nodes": list(answer.nodes),
+        "waiting_for": answer.waiting_for,
+    }
+    typer.echo(json.dumps(facts))
 
 
 def _say(answer: OperatorAnswer) -> None:

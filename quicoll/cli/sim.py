@@ -50,7 +50,7 @@ def sim(
     faults: Annotated[
         str | None, typer.Option(help="Kinds of fault, separated by commas; -disk means all but disk. Default: all.")
     ] = None,
-    jobs: Annotated[
+    processes: Annotated[
         int | None, typer.Option(min=1, help="With --seeds: number of processes. Default: one for each core.")
     ] = None,
     json_file: Annotated[
@@ -79,8 +79,8 @@ def sim(
         raise LocalError("--compute and --settings go with --events; without them the seed decides")
     if events is not None and faults is not None:
         raise LocalError("--faults and --events: either the faults are drawn, or they are written out")
-    if seed is not None and jobs is not None:
-        raise LocalError("--jobs is for a sweep: use --seeds A:B")
+    if seed is not None and processes is not None:
+        raise LocalError("--processes is for a sweep: use --seeds A:B")
     from quicoll.sim.disk.sqlite import demand_sqlite
 
     demand_sqlite()  # every cluster has a journal: a missing SQLite is no failure of the promises
@@ -88,8 +88,8 @@ def sim(
     open_report(json_file)
     with _quiet():
         if seeds is not None:
-            processes = jobs or os.cpu_count() or 1
-            failed = _sweep(console, _seeds(seeds), ranks, steps, kinds, processes, json_file, shrink_runs)
+            count = processes or os.cpu_count() or 1
+            failed = _sweep(console, _seeds(seeds), ranks, steps, kinds, count, json_file, shrink_runs)
         else:
             assert seed is not None  # noqa: S101 - for the type checker
             scenario = _scenario(seed, ranks, steps, kinds, compute, settings, events)

@@ -16,6 +16,7 @@ from quicoll.cli.membership_options import (
     StalledAfterOption,
     find_job,
 )
+from quicoll.cli.report import working
 
 if TYPE_CHECKING:
     from quicoll.cli.membership_options import FoundJob
@@ -48,7 +49,8 @@ def show_status(
 
     found = find_job(coordinator, certs, run)
     patience_ns = None if stalled_after is None else round(stalled_after * 1e9)
-    glance = asyncio.run(_look(found, look_as, timeout))
+    with working(f"asks the coordinator at {found.coordinator}"):
+        glance = asyncio.run(_look(found, look_as, timeout))
     picture = picture_of(glance, patience_ns=patience_ns)
     if as_json:
         typer.echo(json.dumps(facts_of(glance, patience_ns=patience_ns), indent=2))

@@ -64,6 +64,7 @@ class Digits:
             raise LocalError(f"seed is 0 or more and batch 1 or more, not {seed} and {batch}")
         self._seed = seed
         self._batch = batch
+        self._told_of, self._told = 0, list[float]()
         images, labels = _load()
         order = np.argsort(_raw(_SPLIT_KEY, 0, 0, len(labels)), kind="stable")
         fifth = len(labels) // 5
@@ -96,7 +97,16 @@ class Digits:
     def _loss(self, shard: int, step: int) -> Tensor:
         drawn = _raw(self._seed, shard, step, self._batch) % np.uint64(len(self._labels))
         index = torch.from_numpy(drawn.astype(np.int64))
-        return F.cross_entropy(self._logits(self._images[index]), self._labels[index])
+        loss = F.cross_entropy(self._logits(self._images[index]), self._labels[index])
+        if self._told_of != step:
+            self._told_of, self._told = step, []
+        self._told.append(float(loss.detach()))
+        return loss
+
+    @property
+    def loss(self) -> float | None:
+        """The mean loss of the shards that were computed here in the last step; None before the first."""
+        return sum(self._told) / len(self._told) if self._told else None
 
     @torch.no_grad()
     def apply(self, average: Sequence[Array]) -> None:

@@ -18,11 +18,13 @@ import json
 import os
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-__all__ = ["main"]
+__all__ = ["main", "prepare"]
 
 _PATIENCE = 3.0
 """A quarter of the steps, at the slowed pace, lasts this many times as long as this worker took to start and join."""
@@ -30,8 +32,16 @@ _SLOWEST_S = 2.0
 _LOOK_S = 0.05
 
 
-def main() -> None:
-    """Train, and write the result as JSON."""
+def prepare() -> None:
+    """Import what a worker needs, for those that are forked from this process."""
+    for module in ("digits", "worker"):
+        import_module(f"quicoll.demo.{module}")
+    for module in ("checkpoint", "job", "testing", "train.worker"):
+        import_module(f"quicoll.{module}")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Train, and write the result as JSON. arguments: those of the command; None takes the process's."""
     parser = argparse.ArgumentParser(prog="quicoll.demo.worker", description=__doc__)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--seed", type=int, default=0)
@@ -43,7 +53,7 @@ def main() -> None:
     parser.add_argument("--cut-node", default="", help="node that cuts its own network once")
     parser.add_argument("--cut-at", type=int, default=0, help="after the first step from this one on with a full world")
     parser.add_argument("--cut-for", type=float, default=0.0, help="seconds")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     began = time.monotonic()
     node, report = _alone(options) if options.baseline else asyncio.run(_member(options, began))
     path = options.result / f"{node}.json"
@@ -86,6 +96,8 @@ async def _member(options: argparse.Namespace, began: float) -> tuple[str, dict[
 
         async def between(step: int) -> None:
             nonlocal to_cut
+            if task.loss is not None:
+                job.emit("progress", step=step, loss=task.loss)
             if to_cut and step >= options.cut_at and job.world_size == full:
                 to_cut = False
                 cut_network(job, options.cut_for)

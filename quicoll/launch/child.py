@@ -7,18 +7,29 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from quicoll.errors import LocalError
 
 if TYPE_CHECKING:
+    from quicoll.launch.forked import ForkedProgram
     from quicoll.launch.restarts import RestartBudget
 
-__all__ = ["Child", "describe"]
+__all__ = ["Child", "ChildProcess", "describe"]
 
 _READ_REST_S = 1.0
 """Seconds to read what a process left in its pipe; more only helps if somebody outside its group holds the pipe."""
 _LINE_MAX = 64 * 1024
+
+
+class ChildProcess(Protocol):
+    """A process as asyncio has it, as far as it is needed here; `quicoll.launch.forked` has another."""
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def returncode(self) -> int | None: ...
+    async def wait(self) -> int: ...
 
 
 class Child:
@@ -53,7 +64,7 @@ class Child:
         """
         self.node = node
         self.budget = budget
-        self.process: asyncio.subprocess.Process | None = None
+        self.process: ChildProcess | None = None
         self.restarts = 0
         self.done = False
         self.dismissed = False
@@ -68,11 +79,11 @@ class Child:
         """Of the present process; None while there is none."""
         return self.process.pid if self.process is not None and self.process.returncode is None else None
 
-    async def run(self, argv: Sequence[str], extra: Mapping[str, str]) -> int:
+    async def run(self, program: Sequence[str] | ForkedProgram, extra: Mapping[str, str]) -> int:
         """Run one process to its end. Cancelled, it leaves the process and its reader as they are, for `bury`.
 
         Args:
-            argv: The command.
+            program: The command, or what is run in a fork of this process.
             extra: For its environment, on top of this process's.
         Returns:
             Its exit status, negative for a signal.
@@ -85,19 +96,14 @@ class Child:
         self.last_line = ""
         # A pipe of our own: asyncio's Process.wait() waits for its pipes to close as well, and one that the process
         # has passed on to a child of its own stays open.
+        if not isinstance(program, Sequence):
+            await program.ready()
         readable, writable = os.pipe()
         try:
-            process = await asyncio.create_subprocess_exec(
-                *argv,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=writable,
-                stderr=asyncio.subprocess.STDOUT,
-                env=environment,
-                start_new_session=True,
-            )
-        except OSError as error:
+            process = await _started(program, environment, writable)
+        except BaseException:
             os.close(readable)
-            raise LocalError(f"cannot start {argv[0]}: {error.strerror or error}") from error
+            raise
         finally:
             os.close(writable)
         self.process = process
@@ -158,6 +164,22 @@ class Child:
         if line.strip():
             self.last_line = line.strip()
         self._say(self.node, line)
+
+
+async def _started(program: Sequence[str] | ForkedProgram, environment: Mapping[str, str], output: int) -> ChildProcess:
+    if not isinstance(program, Sequence):
+        return program.start(environment, output)
+    try:
+        return await asyncio.create_subprocess_exec(
+            *program,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=output,
+            stderr=asyncio.subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise LocalError(f"cannot start {program[0]}: {error.strerror or error}") from error
 
 
 def describe(status: int) -> str:

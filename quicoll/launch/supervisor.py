@@ -62,6 +62,7 @@ from quicoll_transport.security.credentials import AUTHORITY_KEY_FILE, Credentia
 from quicoll_transport.security.identity import COORDINATOR, WORKER
 
 if TYPE_CHECKING:
+    from quicoll.launch.forked import ForkedProgram
     from quicoll.observability.flight import FlightRecorder
 
 __all__ = ["RunExit", "Supervisor"]
@@ -105,7 +106,7 @@ class Supervisor:
 
     def __init__(
         self,
-        command: Sequence[str],
+        command: Sequence[str] | ForkedProgram,
         *,
         workers: int,
         job: str = "local",
@@ -131,7 +132,8 @@ class Supervisor:
         """Say what is to be run; `run` does it.
 
         Args:
-            command: What each worker runs, for instance [sys.executable, "train.py"].
+            command: What each worker runs, for instance [sys.executable, "train.py"]; or a function of this process,
+                which is forked.
             workers: How many.
             job: The job's name.
             certs: Directory with the nodes' certificates; None makes a throw-away authority in a temporary directory
@@ -172,13 +174,13 @@ class Supervisor:
                 raise LocalError(f"{name} is from 0 to a million seconds, not {given}")
         seconds(restart_window, "restart_window")
         check_variables({**os.environ, **(environment or {})})
-        if not command:
+        if isinstance(command, Sequence) and not command:
             raise LocalError("no command to run")
         if lost_after is not None:
             seconds(lost_after, "lost_after")
         if certs is not None and not certs.is_dir():
             raise LocalError(f"there is no directory of certificates at {certs}")
-        self._command = list(command)
+        self._command = list(command) if isinstance(command, Sequence) else command
         self._job = job
         self._certs = certs
         self._events = events

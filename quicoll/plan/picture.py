@@ -3,7 +3,12 @@
 The space-time diagram of Lamport 1978, "Time, clocks, and the ordering of events in a distributed system", CACM 21(7),
 turned so that time reads like text. An arrow begins when the sender begins with the message and ends when the receiver
 is done with it; its width follows the bytes, its colour tells whether it stays on its site. A bar ends the line of a
-rank that is done. Sites are bands behind their ranks. Beyond MAX_ARROWS messages the rest is only counted.
+rank that is done. Sites are bands behind their ranks.
+
+A tensor of 64 MiB is hundreds of messages, among which nobody sees one. They go by chunks (lanes of the plan), which
+take alike ways. So of more than CLEAR_ARROWS messages a picture has those of a few chunks, from the first to the last,
+each at the time that it has among all: SUMMARY_ARROWS of them, or one chunk. In full it has all, and beyond MAX_ARROWS
+the rest is only counted.
 
 Nothing measures text here: lines are broken by what a wide sans-serif face takes (`_EM`), so that no word leaves the
 picture whichever face a viewer has.
@@ -21,9 +26,11 @@ if TYPE_CHECKING:
     from quicoll.plan.forecast import Flight, Forecast
     from quicoll.plan.network import NetworkModel
 
-__all__ = ["MAX_ARROWS", "draw"]
+__all__ = ["CLEAR_ARROWS", "MAX_ARROWS", "SUMMARY_ARROWS", "draw"]
 
 MAX_ARROWS = 2000
+CLEAR_ARROWS = 150
+SUMMARY_ARROWS = 64
 
 # Told apart by every kind of colour vision, and by their lightness in grey.
 _NEAR, _FAR = "#1f5fa8", "#e0611b"
@@ -45,7 +52,9 @@ class _Columns:
     width: int
 
 
-def draw(forecast: Forecast, network: NetworkModel, *, title: str, notes: Sequence[str] = ()) -> str:
+def draw(
+    forecast: Forecast, network: NetworkModel, *, title: str, notes: Sequence[str] = (), full: bool = False
+) -> str:
     """Draw a forecast as an SVG document.
 
     Args:
@@ -53,13 +62,16 @@ def draw(forecast: Forecast, network: NetworkModel, *, title: str, notes: Sequen
         network: Its sites are the bands.
         title: Above the picture.
         notes: Lines under the title.
+        full: Whether all chunks are drawn, and not a few of them where they are many.
     Returns:
         The text of the document; the same for the same arguments.
     """
     columns = _columns(network.sites)
-    shown = forecast.flights[:MAX_ARROWS]
-    left_out = len(forecast.flights) - len(shown)
-    told = [*notes, f"{left_out} later messages are not drawn"] if left_out else list(notes)
+    chosen, told = (forecast.flights, list[str]()) if full else _few_chunks(forecast.flights)
+    shown = chosen[:MAX_ARROWS]
+    if len(shown) < len(chosen):
+        told.append(f"{len(chosen) - len(shown)} later messages are not drawn")
+    told = [*notes, *told]
     head, y = _heading(title, told, columns.width)
     legend, y = _legend(shown, network, columns.width, y)
     top = y + (60 if len(columns.bands) > 1 else 40)
@@ -87,6 +99,18 @@ def draw(forecast: Forecast, network: NetworkModel, *, title: str, notes: Sequen
         "</svg>",
     ]
     return "\n".join(out) + "\n"
+
+
+def _few_chunks(flights: Sequence[Flight]) -> tuple[Sequence[Flight], list[str]]:
+    """The messages of as many chunks as can be told from each other, and what is to be said of it."""
+    lanes = sorted({flight.lane for flight in flights})
+    count = max(1, SUMMARY_ARROWS * len(lanes) // max(1, len(flights)))
+    if len(flights) <= CLEAR_ARROWS or count >= len(lanes):
+        return flights, []
+    taken = {lanes[k * (len(lanes) - 1) // max(1, count - 1)]: None for k in range(count)}
+    few = [flight for flight in flights if flight.lane in taken]
+    what = "1 chunk" if count == 1 else f"{count} chunks, from the first to the last,"
+    return few, [f"drawn: {what} of {len(lanes)}; {len(few)} of {len(flights)} messages (--full draws all)"]
 
 
 def _columns(sites: Sequence[int]) -> _Columns:
@@ -240,7 +264,7 @@ def _thickness(nbytes: int, sizes: Sequence[int]) -> float:
 
 def _fineness(arrows: int) -> tuple[float, float, int]:
     """(of 1, how thick; how opaque; how long a head) so that so many arrows can be told from each other."""
-    return (1.0, 0.85, 8) if arrows <= 150 else (0.6, 0.75, 7) if arrows <= 500 else (0.4, 0.55, 5)
+    return (1.0, 0.85, 8) if arrows <= CLEAR_ARROWS else (0.6, 0.75, 7) if arrows <= 500 else (0.4, 0.55, 5)
 
 
 def _head(name: str, colour: str, size: int) -> str:

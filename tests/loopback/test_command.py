@@ -262,7 +262,7 @@ def test_a_file_that_cannot_be_written_is_one_line(
     tmp_path: Path, arguments: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     missing = tmp_path / "missing" / "file"
-    assert here(*arguments, "--svg" if arguments[0] == "explain" else "--json", missing) == 2
+    assert here(*arguments, "--plot" if arguments[0] == "explain" else "--json", missing) == 2
     said = capfd.readouterr()
     assert said.err == f"quicoll: cannot write {missing}: No such file or directory\n"
     if arguments[0] != "explain":

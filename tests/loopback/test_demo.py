@@ -34,7 +34,7 @@ def here(*arguments: str | Path) -> int | str | None:
 
 def test_the_demo_recovers_from_both_faults_to_the_bits_of_an_undisturbed_process(tmp_path: Path) -> None:
     report_file = tmp_path / "demo.json"
-    done = quicoll("demo", "--workers", "3", "--steps", "36", "--json", report_file)
+    done = quicoll("demo", "--workers", "3", "--steps", "36", "--json", report_file, "--plot", tmp_path / "run.svg")
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(report_file.read_text())
     assert report["bit_identical"]
@@ -52,6 +52,10 @@ def test_the_demo_recovers_from_both_faults_to_the_bits_of_an_undisturbed_proces
     assert report["restarts"]["worker-2"] == 1
     assert report["views"] >= 5
     assert "hold, bit for bit, what one process trained alone" in done.stdout
+    assert done.stdout.endswith(f"drawn to {tmp_path / 'run.svg'}\n")
+    picture = (tmp_path / "run.svg").read_text()
+    assert "worker-2: killed" in picture
+    assert "worker-1: network cut" in picture
     assert "\x1b" not in done.stdout, "plain lines where there is no terminal"
 
 
@@ -113,6 +117,7 @@ def test_mistakes_on_the_command_line_are_one_clear_line_each(
         (["run", "--certs", tmp_path / "none", EXAMPLES / "allreduce.py"], "none"),
         (["demo", "--workers", "2"], "majority"),
         (["demo", "--steps", "5"], "24 steps or more"),
+        (["demo", "--plot", tmp_path / "run.png"], "the picture is an SVG"),
     ]:
         assert here(*arguments) == 2, arguments
         (line,) = capsys.readouterr().err.splitlines()

@@ -25,7 +25,7 @@ def run(*arguments: str) -> int:
 
 def test_a_sweep_writes_its_summary_and_ends_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "sweep.json"
-    assert run("--seeds", "0:3", "--ranks", "2", "--steps", "2", "--jobs", "2", "--json", str(path)) == 0
+    assert run("--seeds", "0:3", "--ranks", "2", "--steps", "2", "--processes", "2", "--json", str(path)) == 0
     summary = json.loads(path.read_text())
     assert summary["seeds"] == 3
     assert summary["failed"] == []
@@ -157,8 +157,8 @@ def test_a_failure_that_does_not_come_again_is_said_to_be_one(
         ["--seeds", "0:1", "--ranks", "2", "--steps", "2", "--faults=loss,-loss"],
         ["--seed", "1", "--settings", "Settings()"],
         ["--seed", "1", "--ranks", "1", "--steps", "1", "--events", "sim.at(0.1).heal()", "--faults", "crash"],
-        ["--seed", "1", "--ranks", "1", "--steps", "1", "--events", "sim.at(0.1).heal()", "--jobs", "2"],
-        ["--seed", "1", "--ranks", "1", "--steps", "1", "--jobs", "2"],
+        ["--seed", "1", "--ranks", "1", "--steps", "1", "--events", "sim.at(0.1).heal()", "--processes", "2"],
+        ["--seed", "1", "--ranks", "1", "--steps", "1", "--processes", "2"],
         ["--seed", "1", "--events", "__import__('os')"],
         ["--seed", "1", "--events", "sim.at(1.0).crash(99)"],
         ["--seeds", "0:1", "--json", "/nowhere/at/all.json"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -26,8 +27,8 @@ def explained(*arguments: str) -> str:
 def test_a_hierarchical_all_reduce_is_printed_priced_and_drawn(tmp_path: Path) -> None:
     picture = tmp_path / "plan.svg"
     text = explained(
-        "all_reduce", "--world", "6", "--bytes", "1MiB", "--algorithm", "hierarchical", "--sites", "3,3",
-        "--svg", str(picture),
+        "all_reduce", "--ranks", "6", "--bytes", "1MiB", "--algorithm", "hierarchical", "--sites", "3,3",
+        "--plot", str(picture),
     )  # fmt: skip
     assert text.startswith("all_reduce/hierarchical world=6 elements=262144 leaves=6")
     for rank in range(6):
@@ -43,22 +44,47 @@ def test_a_hierarchical_all_reduce_is_printed_priced_and_drawn(tmp_path: Path) -
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
 def test_every_collective_is_explained(collective: str, tmp_path: Path) -> None:
-    text = explained(collective, "--world", "3", "--bytes", "100k", "--svg", str(tmp_path / "x.svg"))
+    text = explained(collective, "--ranks", "3", "--bytes", "100k", "--plot", str(tmp_path / "x.svg"))
     assert text.startswith(f"{collective}/")
     assert "predicted" in text
     assert "limit" in text
 
 
 def test_all_steps_are_printed_when_asked_for() -> None:
-    short = explained("all_reduce", "--world", "4", "--bytes", "8MiB", "--algorithm", "direct")
+    short = explained("all_reduce", "--ranks", "4", "--bytes", "8MiB", "--algorithm", "direct")
     assert "more lines (--full)" in short
-    long = explained("all_reduce", "--world", "4", "--bytes", "8MiB", "--algorithm", "direct", "--full")
+    long = explained("all_reduce", "--ranks", "4", "--bytes", "8MiB", "--algorithm", "direct", "--full")
     assert "--full" not in long
     assert len(long.splitlines()) > len(short.splitlines())
 
 
+def test_of_many_ranks_the_first_are_printed_and_of_many_chunks_a_few_drawn_unless_asked_for_in_full(
+    tmp_path: Path,
+) -> None:
+    picture = tmp_path / "plan.svg"
+    call = ("all_reduce", "--ranks", "12", "--bytes", "16MiB", "--algorithm", "direct", "--plot", str(picture))
+    short = explained(*call)
+    assert "rank 7: " in short
+    assert "rank 8: " not in short
+    assert "... 4 more ranks (--full)" in short
+    few = picture.read_text().count("<line")
+    long = explained(*call, "--full")
+    assert "rank 11: " in long
+    assert picture.read_text().count("<line") > 2 * few
+
+
+def test_costs_are_told_as_json_too() -> None:
+    found = json.loads(explained("all_reduce", "--ranks", "4", "--bytes", "8MiB", "--algorithm", "tree", "--json"))
+    assert (found["algorithm"], found["nbytes"]) == ("tree", 8 << 20)
+    assert found["plan"].startswith("all_reduce/tree world=4")
+    assert "exchange" not in found["costs"], "which is for small tensors"
+    assert {"direct", "ring", "tree"} <= set(found["costs"])
+    assert found["costs"]["tree"]["predicted_s"] > found["limit_s"] > 0
+    assert found["costs"]["tree"]["messages"] > 0
+
+
 def test_auto_marks_the_one_it_takes() -> None:
-    text = explained("all_reduce", "--world", "4", "--bytes", "2KiB", "--sites", "2,2", "--far-rtt-ms", "100")
+    text = explained("all_reduce", "--ranks", "4", "--bytes", "2KiB", "--sites", "2,2", "--far-rtt-ms", "100")
     assert text.startswith("all_reduce/exchange")
     assert [line.split()[0] for line in text.splitlines() if line.endswith(" *")] == ["exchange"]
     assert "announcements" not in text
@@ -66,10 +92,10 @@ def test_auto_marks_the_one_it_takes() -> None:
 
 def test_what_travels_in_announcements_is_said_where_it_was_not_asked_for_otherwise() -> None:
     said = "auto runs none of these: what ranks give travels in the announcements of their calls"
-    assert said in explained("all_reduce", "--world", "4", "--bytes", "64")
-    assert said in explained("broadcast", "--world", "16", "--bytes", "1KiB")
-    assert said not in explained("all_reduce", "--world", "4", "--bytes", "64", "--algorithm", "exchange")
-    assert said not in explained("all_reduce", "--world", "17", "--bytes", "64")
+    assert said in explained("all_reduce", "--ranks", "4", "--bytes", "64")
+    assert said in explained("broadcast", "--ranks", "16", "--bytes", "1KiB")
+    assert said not in explained("all_reduce", "--ranks", "4", "--bytes", "64", "--algorithm", "exchange")
+    assert said not in explained("all_reduce", "--ranks", "17", "--bytes", "64")
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from quicoll.cli.explain import ExplainedCall
 from quicoll.plan import Plan, SendStep
 from quicoll.plan.forecast import Flight, Forecast, predict
 from quicoll.plan.network import NetworkModel
-from quicoll.plan.picture import MAX_ARROWS, draw
+from quicoll.plan.picture import CLEAR_ARROWS, MAX_ARROWS, SUMMARY_ARROWS, draw
 
 SPACE = "{http://www.w3.org/2000/svg}"
 # A wide face (DejaVu Sans Bold) takes 0.62 of its size for a character on the mean of what is written here.
@@ -33,7 +33,8 @@ def drawn(question: ExplainedCall, network: NetworkModel) -> tuple[str, list[Pla
     plans = schedule.plans(taken)
     forecast = predict(plans, network)
     title = f"{question.collective} of {question.world} ranks"
-    return draw(forecast, network, title=title, notes=["predicted 1 ms", plans[0].signature]), plans, forecast
+    notes = ["predicted 1 ms", plans[0].signature]
+    return draw(forecast, network, title=title, notes=notes, full=True), plans, forecast
 
 
 def network_of(sites: tuple[int, ...]) -> NetworkModel:
@@ -126,9 +127,9 @@ def inside_and_apart(root: ET.Element) -> None:
 def test_the_picture_in_the_documentation_is_what_the_command_draws(tmp_path: Path) -> None:
     kept = Path(__file__).parents[3] / "docs" / "plan.svg"
     text = (kept.parent / "collectives.md").read_text()
-    arguments = re.search(r"^    quicoll (explain all_reduce .*) --svg plan\.svg$", text, re.MULTILINE)
+    arguments = re.search(r"^    quicoll (explain all_reduce .*) --plot plan\.svg$", text, re.MULTILINE)
     assert arguments is not None
-    result = CliRunner().invoke(app, [*arguments[1].split(), "--svg", str(tmp_path / "plan.svg")])
+    result = CliRunner().invoke(app, [*arguments[1].split(), "--plot", str(tmp_path / "plan.svg")])
     assert result.exit_code == 0, result.output
     assert (tmp_path / "plan.svg").read_text() == kept.read_text()
     assert len(kept.read_bytes()) < 60_000
@@ -191,9 +192,31 @@ def test_times_on_the_axis_are_round_and_not_too_many() -> None:
 
 def test_of_very_many_messages_the_rest_is_counted() -> None:
     flights = tuple(Flight(0, 1, k, 1, k * 1.0, k + 1.0) for k in range(MAX_ARROWS + 5))
-    text = draw(Forecast(MAX_ARROWS + 6.0, (1.0, 1.0), flights, 0, 1), network_of((0, 0)), title="many")
+    text = draw(Forecast(MAX_ARROWS + 6.0, (1.0, 1.0), flights, 0, 1), network_of((0, 0)), title="many", full=True)
     assert "5 later messages are not drawn" in text
     assert len(arrows(parsed(text))) == MAX_ARROWS
+
+
+@pytest.mark.parametrize(("world", "algorithm"), [(2, "direct"), (4, "direct"), (8, "hierarchical"), (16, "ring")])
+def test_of_64_mib_a_few_chunks_are_drawn_whole_and_the_picture_is_small(world: int, algorithm: str) -> None:
+    network = network_of(tuple(2 * rank // world for rank in range(world)))
+    question = ExplainedCall(
+        "all_reduce", world=world, nbytes=64 << 20, algorithm=algorithm, sites=tuple(network.sites)
+    )
+    forecast = predict(question.schedule().plans(algorithm), network)
+    text = draw(forecast, network, title="summary")
+    root = parsed(text)
+    inside_and_apart(root)
+    shown = Counter(int(re.findall(r"\d+", _title(line))[2]) for line in arrows(root))
+    lanes = Counter(flight.lane for flight in forecast.flights)
+    assert shown == {lane: lanes[lane] for lane in shown}, "each chunk that is drawn has all of its messages"
+    assert {min(lanes)} <= set(shown)
+    if len(forecast.flights) <= CLEAR_ARROWS:
+        assert set(shown) == set(lanes)
+        return
+    assert len(shown) == 1 or (sum(shown.values()) <= SUMMARY_ARROWS and max(lanes) in shown)
+    assert f"{sum(shown.values())} of {len(forecast.flights)} messages" in "".join(root.itertext())
+    assert len(text) < 40_000
 
 
 def test_long_words_are_broken_and_at_last_left_out() -> None:
