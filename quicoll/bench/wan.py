@@ -36,6 +36,7 @@ _RANGES = {
     "back_mbit": (0.1, 100_000.0),
 }
 _LEAST_QUEUE = 64 << 10
+_MOST_MIB = 1024  # of all ranks, which are on this machine
 _WORD = re.compile(r"(?:(burst|queue|back)=)?(\d+(?:\.\d*)?|\.\d+)(kbit|mbit|gbit|us|ms|s|%)?")
 _IN_MBIT = {"kbit": 1e-3, "mbit": 1.0, "gbit": 1e3}
 _IN_MS = {"us": 1e-3, "ms": 1.0, "s": 1e3}
@@ -166,6 +167,8 @@ class WanCell:
         ):
             if not least <= value <= most:
                 raise LocalError(f"{what} are {least} to {most}, not {value}")
+        if self.mib * self.ranks > _MOST_MIB:
+            raise LocalError(f"the tensors of all ranks have {_MOST_MIB} MiB at most, not {self.mib * self.ranks}")
         if not 1.0 <= self.limit_s <= 3600.0:
             raise LocalError(f"a cell has 1 to 3600 seconds, not {self.limit_s:g}")
         if self.kind == "transfer" and self.ranks != 2:

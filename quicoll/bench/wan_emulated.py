@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["demand_emulator", "emulate_cell", "emulator_commands", "tcp_control"]
 
 _PORT = 7100
-_START_S = 90.0
+_START_S = 180.0
 """Seconds that processes may take to start and to end, beside the cell's own."""
 _TAKE_DOWN_S = 30.0
 _TCP_CONTROLS = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")

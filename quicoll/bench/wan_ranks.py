@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RankPlan", "measure_job"]
 
-_JOIN_S = 60.0
+_JOIN_S = 120.0
 _LOST_AFTER_S = 10.0
 
 

@@ -84,6 +84,7 @@ def test_what_is_no_link_is_refused_with_what_is_wrong(text: str, message: str) 
     [
         ({"mib": 0}, "MiB are 1 to 256, not 0"),
         ({"mib": 257}, "MiB are 1 to 256, not 257"),
+        ({"mib": 256, "ranks": 5}, "tensors of all ranks have 1024 MiB at most, not 1280"),
         ({"ranks": 1}, "ranks are 2 to 16, not 1"),
         ({"operations": 1}, "operations are 2 to 100, not 1"),
         ({"limit_s": 0.5}, "1 to 3600 seconds, not 0.5"),
