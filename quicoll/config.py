@@ -62,6 +62,7 @@ class JoinSettings(TypedDict, total=False):
     transport_events: bool | None
     qlog: str | os.PathLike[str] | None
     flight_dir: str | os.PathLike[str] | None
+    trace_dir: str | os.PathLike[str] | None
     late_stacks: bool | None
     log: str | None
     local: bool | None
@@ -221,6 +222,7 @@ _FIELDS: dict[str, _Field] = {
     "transport_events": _Field(_switch, False),
     "qlog": _Field(_text, None),
     "flight_dir": _Field(_text, None),
+    "trace_dir": _Field(_text, None),
     "late_stacks": _Field(_switch, True),
     "log": _Field(_level, None),
     "local": _Field(_switch, True),
@@ -305,6 +307,8 @@ class Config:
         qlog: Directory for a qlog trace of each QUIC connection; None writes none, as it costs CPU time.
         flight_dir: Directory for one file of each process with what it did last, written when something fails (`quicoll
             post-mortem`); None keeps and writes nothing.
+        trace_dir: Directory for one file of each process with all that it does, for a timeline (`quicoll trace`); None
+            writes none.
         late_stacks: Whether a rank that is late tells those who wait for it where its threads are, and asks others.
         log: From which level on what quicoll logs is heard, on stderr where the program has no handler: "debug",
             "info", "warning" or "error"; None leaves logging to the program.
@@ -341,6 +345,7 @@ class Config:
     transport_events: bool
     qlog: str | None
     flight_dir: str | None
+    trace_dir: str | None
     late_stacks: bool
     log: str | None
     local: bool

@@ -536,7 +536,7 @@ async def join(*, observer: Observer | None = None, **settings: Unpack[JoinSetti
             raise
         if meeting is not None:
             meeting.close()
-        if (flight := engine.observers.flight) is not None:
+        if (flight := engine.observers.flight) is not None and config.flight_dir is not None:
             stack.enter_context(sigterm_tells(partial(_tell_of_sigterm, flight)))
             stack.enter_context(sigusr1_records(flight))
         async with attended(Job(engine.config, engine, runtime, view, stop)) as job:

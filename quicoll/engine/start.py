@@ -22,8 +22,8 @@ from quicoll.errors import LocalError
 from quicoll.local.memory import unusable
 from quicoll.membership.incarnation import CHANCE_BYTES, first
 from quicoll.observability.events import JsonLines, Observer, Observers, make_directory
-from quicoll.observability.flight_files import record_flight
 from quicoll.observability.logs import hear
+from quicoll.observability.recording import record_rank
 from quicoll.observability.thread_stacks import thread_stacks
 from quicoll_transport.errors import TransportError
 from quicoll_transport.net.addresses import is_numeric, is_v6, parse_address
@@ -75,6 +75,13 @@ async def start(
         make_directory(config.qlog, "qlog")
     events = JsonLines(Path(config.events) / f"{config.node}.jsonl") if config.events is not None else None
     incarnation = first(os.urandom(CHANCE_BYTES))
+    record = record_rank(
+        job=config.job,
+        node=config.node,
+        chance=incarnation,
+        flight_dir=config.flight_dir,
+        trace_dir=config.trace_dir,
+    )
     return await start_with(
         config,
         credentials=credentials,
@@ -84,9 +91,7 @@ async def start(
         observers=(observer, events),
         runtime=runtime,
         host=ThisHost.here() if config.local and runtime is None and not unusable() else None,
-        flight=None
-        if config.flight_dir is None
-        else record_flight(config.flight_dir, job=config.job, node=config.node, chance=incarnation),
+        flight=None if record is None else record.recorder,
         stacks=thread_stacks,
     )
 
