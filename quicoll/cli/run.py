@@ -87,6 +87,12 @@ def run_script(
         Path | None,
         typer.Option(metavar="FILE", help="Write a timeline of all workers to this file at the end, for Perfetto."),
     ] = None,
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[HOST:]PORT", help="Serve figures for Prometheus: worker-0 at this port, the next at the next one."
+        ),
+    ] = None,
     journal: Annotated[
         Path | None, typer.Option(help="Keep the coordinator's journal in this file, and go on from it.")
     ] = None,
@@ -130,7 +136,10 @@ def run_script(
         coordinator_options=coordinator_options(
             nodes, min_world_size, max_world_size, vote_timeout, warm_spares=warm_spares
         ),
-        environment={} if traced is None else {"QUICOLL_TRACE_DIR": str(traced)},
+        environment={
+            **({} if traced is None else {"QUICOLL_TRACE_DIR": str(traced)}),
+            **({} if metrics is None else {"QUICOLL_METRICS": metrics}),
+        },
         output=_Painter(supervised=workers + spares),
     )
     try:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from quicoll.config import Config
     from quicoll.engine.host import HostHere
     from quicoll.observability.flight import FlightRecorder
+    from quicoll_transport.events import LinkSnapshot
     from quicoll_transport.net.addresses import Address
     from quicoll_transport.security.credentials import Credentials
 
@@ -81,8 +82,10 @@ async def start(
         chance=incarnation,
         flight_dir=config.flight_dir,
         trace_dir=config.trace_dir,
+        telemetry=config.telemetry,
+        metrics=config.metrics,
     )
-    return await start_with(
+    engine, runtime = await start_with(
         config,
         credentials=credentials,
         make_io=lambda loop: UdpSocket(host, port, loop=loop),
@@ -94,6 +97,17 @@ async def start(
         flight=None if record is None else record.recorder,
         stacks=thread_stacks,
     )
+    if record is not None and record.streaming is not None:
+        loop, endpoint = runtime.loop, engine.endpoint
+
+        def ask_links(give: Callable[[Sequence[LinkSnapshot]], None]) -> None:
+            _tell_soon(loop, lambda: give([link.snapshot() for link in endpoint.links.values()]))
+
+        record.streaming.ask_links = ask_links
+        if record.served:
+            served = record.served
+            _tell_soon(loop, lambda: engine.observers.emit("metrics_served", address=served))
+    return engine, runtime
 
 
 async def start_with(
