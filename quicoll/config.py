@@ -62,6 +62,9 @@ class JoinSettings(TypedDict, total=False):
     transport_events: bool | None
     qlog: str | os.PathLike[str] | None
     flight_dir: str | os.PathLike[str] | None
+    trace_dir: str | os.PathLike[str] | None
+    telemetry: bool | None
+    metrics: str | None
     late_stacks: bool | None
     log: str | None
     local: bool | None
@@ -149,6 +152,25 @@ def _address(value: Any) -> str:
     return str(value)
 
 
+def _served(value: Any) -> str:
+    given = str(value)
+    address = given if ":" in given else f"127.0.0.1:{given}"
+    parse_address(address)
+    return address
+
+
+def _own_port(metrics: Setting, environ: Mapping[str, str]) -> Setting:
+    """Give each rank of a host a port of its own."""
+    local = environ.get("LOCAL_RANK", "")
+    host, port = ("", 0) if metrics.value is None else parse_address(metrics.value)
+    if not port or not local.isdecimal():
+        return metrics
+    port += int(local)
+    if port > 65535:
+        raise LocalError(f"metrics = {metrics.value!r} (from {metrics.source}): LOCAL_RANK={local} makes it {port}")
+    return Setting(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", f"{metrics.source}, LOCAL_RANK")
+
+
 def coordinator_addresses(coordinator: str) -> list[Address]:
     """Return the addresses of the setting `coordinator`, in their order.
 
@@ -221,6 +243,9 @@ _FIELDS: dict[str, _Field] = {
     "transport_events": _Field(_switch, False),
     "qlog": _Field(_text, None),
     "flight_dir": _Field(_text, None),
+    "trace_dir": _Field(_text, None),
+    "telemetry": _Field(_switch, False),
+    "metrics": _Field(_served, None),
     "late_stacks": _Field(_switch, True),
     "log": _Field(_level, None),
     "local": _Field(_switch, True),
@@ -305,6 +330,11 @@ class Config:
         qlog: Directory for a qlog trace of each QUIC connection; None writes none, as it costs CPU time.
         flight_dir: Directory for one file of each process with what it did last, written when something fails (`quicoll
             post-mortem`); None keeps and writes nothing.
+        trace_dir: Directory for one file of each process with all that it does, for a timeline (`quicoll trace`); None
+            writes none.
+        telemetry: Whether OpenTelemetry gets figures, and a span for each step and operation.
+        metrics: "port", at the loopback address, or "host:port", at which figures are served for Prometheus; where a
+            launcher says LOCAL_RANK, that is added to the port. None serves none.
         late_stacks: Whether a rank that is late tells those who wait for it where its threads are, and asks others.
         log: From which level on what quicoll logs is heard, on stderr where the program has no handler: "debug",
             "info", "warning" or "error"; None leaves logging to the program.
@@ -341,6 +371,9 @@ class Config:
     transport_events: bool
     qlog: str | None
     flight_dir: str | None
+    trace_dir: str | None
+    telemetry: bool
+    metrics: str | None
     late_stacks: bool
     log: str | None
     local: bool
@@ -419,6 +452,7 @@ class Config:
         settings = {name: _find(name, field, arguments.get(name), environ) for name, field in _FIELDS.items()}
         if settings["node"].value is None:
             settings["node"] = Setting(socket.gethostname().split(".")[0] or "node", "host name")
+        settings["metrics"] = _own_port(settings["metrics"], environ)
         if not _follows_route(settings["listen"]):
             _refuse_link_local(parse_address(settings["listen"].value)[0], settings["listen"].source)
         _check_advertised(settings["advertise"], settings["listen"])

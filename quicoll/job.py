@@ -587,7 +587,7 @@ async def _enter(observer: Observer | None, settings: JoinSettings, unclosed: Un
             raise
         if meeting is not None:
             meeting.close()
-        if (flight := engine.observers.flight) is not None:
+        if (flight := engine.observers.flight) is not None and config.flight_dir is not None:
             held.enter_context(sigterm_tells(partial(_tell_of_sigterm, flight)))
             held.enter_context(sigusr1_records(flight))
     except BaseException:

@@ -36,6 +36,7 @@ _NAMES = (
     "sim",
     "audit",
     "post-mortem",
+    "trace",
     "certs",
 )
 """As the list has them. Each is a module of this package, whose `register` adds the command of its name to an app; a

@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import importlib
 import os
+import secrets
 import shutil
 import sys
 from importlib.machinery import PathFinder
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Annotated
 
 import typer
@@ -27,6 +29,7 @@ from quicoll.cli.membership_options import (
     WarmSparesOption,
     coordinator_options,
 )
+from quicoll.cli.trace import write_timeline
 from quicoll.errors import LocalError
 from quicoll.launch.supervisor import Supervisor
 from quicoll_transport.security.authority import job_of
@@ -80,6 +83,16 @@ def run_script(
             help="When something fails, write what each process did last to this directory, for quicoll post-mortem."
         ),
     ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write a timeline of all workers to this file at the end, for Perfetto."),
+    ] = None,
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[HOST:]PORT", help="Serve figures for Prometheus: worker-0 at this port, the next at the next one."
+        ),
+    ] = None,
     journal: Annotated[
         Path | None, typer.Option(help="Keep the coordinator's journal in this file, and go on from it.")
     ] = None,
@@ -101,6 +114,8 @@ def run_script(
     """
     if max_world_size is None and (spares or certs is None):
         max_world_size = workers  # throw-away certificates are there for so many
+    # Made by the first worker that writes there.
+    traced = None if trace is None else Path(gettempdir(), f"quicoll-trace-{secrets.token_hex(8)}")
     supervisor = Supervisor(
         [*(_module(script) if module else _program(script)), *(arguments or ())],
         workers=workers,
@@ -121,14 +136,32 @@ def run_script(
         coordinator_options=coordinator_options(
             nodes, min_world_size, max_world_size, vote_timeout, warm_spares=warm_spares
         ),
+        environment={
+            **({} if traced is None else {"QUICOLL_TRACE_DIR": str(traced)}),
+            **({} if metrics is None else {"QUICOLL_METRICS": metrics}),
+        },
         output=_Painter(supervised=workers + spares),
     )
-    outcome = asyncio.run(supervisor.run())
+    try:
+        outcome = asyncio.run(supervisor.run())
+        if trace is not None and traced is not None:
+            _write_trace(traced, trace)
+    finally:
+        if traced is not None:
+            shutil.rmtree(traced, ignore_errors=True)
     if outcome.reason:
         typer.echo(f"quicoll: {outcome.reason}", err=True)
         if flight is not None and outcome.exit_status == 1:
             typer.echo(f"quicoll: who did what last: quicoll post-mortem {flight}", err=True)
     raise typer.Exit(outcome.exit_status)
+
+
+def _write_trace(directory: Path, file: Path) -> None:
+    """Write the timeline. The run is over and has its own exit status: what cannot be drawn is said."""
+    try:
+        write_timeline(directory, file)
+    except LocalError as error:
+        typer.echo(f"quicoll: no trace: {error}", err=True)
 
 
 def _program(name: str) -> list[str]:

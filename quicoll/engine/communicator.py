@@ -43,7 +43,7 @@ from quicoll.engine.late_stacks import ahead
 from quicoll.engine.messages import Announce, Farewell, encode_message
 from quicoll.errors import Corrupted, LocalError, Mismatch, PeerError, QuicollError, again
 from quicoll.local.small import Differing, Spoiled
-from quicoll.observability.flight import UnderWay
+from quicoll.observability.flight import GIVEN, UnderWay
 from quicoll.plan.network import MEMORY_RATE
 from quicoll_transport.errors import LinkLost, MessageCorrupted
 from quicoll_transport.errors import TransportError as _TransportError
@@ -246,7 +246,8 @@ class Communicator:
         self._running[group, slot.seq] = operation
         self._count += 1
         if self._flight is not None:
-            operation.entry = self._flight.called(slot.name, call.signature, step, "quic", now)
+            given = 0 if call.small is None else call.small.nbytes
+            operation.entry = self._flight.called(slot.name, call.signature, step, "quic", now, given)
         operation.late = deadline <= now
         if self._late is not None:
             operation.due -= ahead(timeout)
@@ -384,6 +385,8 @@ class Communicator:
             operation.stage = Headway.RUNNING
             work = call.make(calls.known(slot))
             operation.algorithm = work.plan.algorithm
+            if operation.entry is not None:
+                operation.entry[GIVEN] = sum(work.plan.inputs) * work.plan.itemsize
             operation.execution = Execution(
                 work,
                 ways=self._ways,

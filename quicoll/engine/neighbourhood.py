@@ -317,7 +317,9 @@ class Neighbourhood:
                 return False
             if self._flight is not None:
                 at = call.deadline - call.timeout
-                call.entry = self._flight.called(call.name, call.small.signature, call.step, "memory", at)
+                call.entry = self._flight.called(
+                    call.name, call.small.signature, call.step, "memory", at, call.small.nbytes
+                )
             row = call.row
             self._calls[row.group, call.small.number] = call
             self._at_work[row.group] = row

@@ -22,8 +22,8 @@ from quicoll.errors import LocalError
 from quicoll.local.memory import unusable
 from quicoll.membership.incarnation import CHANCE_BYTES, first
 from quicoll.observability.events import JsonLines, Observer, Observers, make_directory
-from quicoll.observability.flight_files import record_flight
 from quicoll.observability.logs import hear
+from quicoll.observability.recording import record_rank
 from quicoll.observability.thread_stacks import thread_stacks
 from quicoll_transport.errors import TransportError
 from quicoll_transport.net.addresses import is_numeric, is_v6, parse_address
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from quicoll.config import Config
     from quicoll.engine.host import HostHere
     from quicoll.observability.flight import FlightRecorder
+    from quicoll_transport.events import LinkSnapshot
     from quicoll_transport.net.addresses import Address
     from quicoll_transport.security.credentials import Credentials
 
@@ -75,7 +76,16 @@ async def start(
         make_directory(config.qlog, "qlog")
     events = JsonLines(Path(config.events) / f"{config.node}.jsonl") if config.events is not None else None
     incarnation = first(os.urandom(CHANCE_BYTES))
-    return await start_with(
+    record = record_rank(
+        job=config.job,
+        node=config.node,
+        chance=incarnation,
+        flight_dir=config.flight_dir,
+        trace_dir=config.trace_dir,
+        telemetry=config.telemetry,
+        metrics=config.metrics,
+    )
+    engine, runtime = await start_with(
         config,
         credentials=credentials,
         make_io=lambda loop: UdpSocket(host, port, loop=loop),
@@ -84,11 +94,20 @@ async def start(
         observers=(observer, events),
         runtime=runtime,
         host=ThisHost.here() if config.local and runtime is None and not unusable() else None,
-        flight=None
-        if config.flight_dir is None
-        else record_flight(config.flight_dir, job=config.job, node=config.node, chance=incarnation),
+        flight=None if record is None else record.recorder,
         stacks=thread_stacks,
     )
+    if record is not None and record.streaming is not None:
+        loop, endpoint = runtime.loop, engine.endpoint
+
+        def ask_links(give: Callable[[Sequence[LinkSnapshot]], None]) -> None:
+            _tell_soon(loop, lambda: give([link.snapshot() for link in endpoint.links.values()]))
+
+        record.streaming.ask_links = ask_links
+        if record.served:
+            served = record.served
+            _tell_soon(loop, lambda: engine.observers.emit("metrics_served", address=served))
+    return engine, runtime
 
 
 async def start_with(

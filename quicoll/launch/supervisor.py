@@ -53,7 +53,7 @@ from quicoll.launch.child import Child, describe
 from quicoll.launch.restarts import RestartBudget
 from quicoll.launch.running import RunningJob, announce
 from quicoll.membership.operators import OPERATOR, READER
-from quicoll.observability.flight_files import record_flight
+from quicoll.observability.recording import record_flight
 from quicoll.rendezvous.scratch import scratch_directory
 from quicoll_transport.errors import TransportError
 from quicoll_transport.net.addresses import format_address, parse_address

@@ -41,7 +41,8 @@ class Event:
     stands_by(cause, leader); nodes_forgotten(nodes); scale_asked(world_size, leave); node_dismissed(peer, cause);
     dismissed(reason); progress(step, epoch, step_s, communication_share, data_share, samples_per_s);
     tiers_changed(version, active, cold); tiers_refused(version, nodes, reason); piece_refused(state, peer, reason);
-    certificates_rotated(fingerprint); certificate_denied(fingerprint); flight_unwritten(reason).
+    certificates_rotated(fingerprint); certificate_denied(fingerprint); flight_unwritten(reason);
+    metrics_served(address).
     With `transport_events` also those of quicoll.observability.transport.
 
     Attributes:

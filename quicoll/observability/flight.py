@@ -10,6 +10,8 @@ for, or when a view breaks:
     called      an entry is in the ring; its time is what the operation's deadline was made of
     finished    the entry has its end. One that failed over QUIC says so; one through memory that has no end was under
                 way at the time of writing, or ended with its view
+    streamed    where somebody wants all of them and not the last ones (`FlightStream`), it goes there as well, to be
+                taken out on a thread of that one's own once it has its end
 
 Threads. Operations through memory are called and ended by callers' threads, all others on the engine's. An entry is
 written to by whoever holds the operation at that moment, rings are appended to, and a snapshot copies each ring in one
@@ -44,7 +46,20 @@ from quicoll.observability.flight_record import (
 )
 from quicoll.observability.sentences import sentence
 
-__all__ = ["ENDED", "EVENTS", "OPERATIONS", "STEPS", "CalledEntry", "FlightRecorder", "UnderWay", "ViewRecorder"]
+__all__ = [
+    "ENDED",
+    "EVENTS",
+    "GIVEN",
+    "OPERATIONS",
+    "STEPS",
+    "CalledEntry",
+    "FlightRecorder",
+    "FlightStream",
+    "Streamed",
+    "UnderWay",
+    "ViewRecorder",
+    "event_record",
+]
 
 OPERATIONS = 512
 STEPS = 128
@@ -57,7 +72,11 @@ _HEARD = 64
 CalledEntry: TypeAlias = "list[Any]"
 ENDED: Final = 6
 """Where an entry has the time of its end, in seconds of the loop's clock, which who ends a call through memory sets."""
-_OUTCOME, _ALGORITHM, _HEARD_NS = 7, 8, 9
+_VIEW, _OUTCOME, _ALGORITHM, _HEARD_NS = 0, 7, 8, 9
+GIVEN: Final = 10
+"""Where an entry has how many bytes this rank gives, as far as that is known."""
+_STREAMED = 1 << 16
+"""Entries that wait in a stream to be taken out; with more, new ones are left out and counted."""
 _NAME, _TEXT = 256, 2048  # characters, as the records bound them
 
 _KEPT = {
@@ -109,11 +128,11 @@ class ViewRecorder:
 
     def __init__(self, recorder: FlightRecorder, view: int, nodes: Sequence[str]) -> None:
         self._recorder = recorder
-        self._append = recorder.operations.append
+        self._append = recorder.append
         self.view = view
         self.nodes = nodes
 
-    def called(self, name: str, what: str, step: int | None, carrier: str, at: float) -> CalledEntry:
+    def called(self, name: str, what: str, step: int | None, carrier: str, at: float, given: int = 0) -> CalledEntry:
         """Note a call.
 
         Args:
@@ -122,10 +141,11 @@ class ViewRecorder:
             step: The open one.
             carrier: "quic" or "memory".
             at: When, in seconds of the loop's clock.
+            given: Bytes that this rank gives, where that is known.
         Returns:
             Its entry, for its end.
         """
-        entry: CalledEntry = [self, name, what, step, carrier, at, 0.0, "", "", None]
+        entry: CalledEntry = [self, name, what, step, carrier, at, 0.0, "", "", None, given]
         self._append(entry)
         return entry
 
@@ -172,6 +192,7 @@ class FlightRecorder:
         now_ns: Callable[[], int],
         wall_ns: Callable[[], int],
         role: str = "rank",
+        stream: FlightStream | None = None,
     ) -> None:
         """Begin with nothing.
 
@@ -184,6 +205,7 @@ class FlightRecorder:
             now_ns: Nanoseconds of the loop's clock; any thread may ask.
             wall_ns: Nanoseconds since 1970.
             role: "rank" or "supervisor".
+            stream: Gets all of it as well; None where nobody wants more than the last.
         """
         self.keep: Callable[[], None] = lambda: None
         """Called when something is to be written down, on the thread where it happened. Must be quick."""
@@ -194,6 +216,11 @@ class FlightRecorder:
         self.unwritten: Callable[[str], None] = lambda reason: None
         """Called with why nothing can be written down, on any thread."""
         self.operations: deque[CalledEntry] = deque(maxlen=OPERATIONS)
+        self._stream = stream
+        self.append: Callable[[CalledEntry], None] = self.operations.append
+        """Takes an entry in."""
+        if stream is not None:
+            self.append = stream.beside(self.operations)
         self._steps: deque[list[Any]] = deque(maxlen=STEPS)
         self._events: deque[FlightEvent] = deque(maxlen=EVENTS)
         self._views: deque[FlightView] = deque(maxlen=_BROKEN)
@@ -219,28 +246,22 @@ class FlightRecorder:
     def __call__(self, event: Any) -> None:
         """Take an event (`quicoll.Event`)."""
         kind, fields = event.kind, event.fields
+        if self._stream is not None:
+            self._stream.events.append(event)
         if kind in ("step_committed", "step_aborted"):
             self._step_over(fields.get("step"), event.t_ns, kind.removeprefix("step_"))
         if kind not in _KEPT:
             return
-        lost = fields.get("lost")
-        nodes = fields.get("nodes") if lost is None else lost
-        self._events.append(
-            FlightEvent(
-                t=event.t_ns,
-                what=kind,
-                text=_clip(sentence(kind, fields), _TEXT),
-                view=_number(fields.get("view")),
-                node=_clip(str(fields.get("peer", "")), _NAME),
-                nodes=_names(nodes if isinstance(nodes, list | tuple) else ()),
-            )
-        )
-        if kind in _TROUBLE or (kind == "view_ended" and lost):
+        self._events.append(event_record(event))
+        if kind in _TROUBLE or (kind == "view_ended" and fields.get("lost")):
             self._note(sentence(kind, fields))
 
     def began(self, step: int, view: int) -> None:
         """Note that a step begins."""
-        self._steps.append([step, view, self._now_ns(), 0, ""])
+        entry = [step, view, self._now_ns(), 0, ""]
+        self._steps.append(entry)
+        if self._stream is not None:
+            self._stream.steps.append(entry)
 
     def _step_over(self, step: object, at: int, outcome: str) -> None:
         for entry in reversed(self._steps):
@@ -256,7 +277,10 @@ class FlightRecorder:
             nodes: Its members, by rank.
             mark: What is the same for all processes in it, and another one in any other view.
         """
-        self._views.append(FlightView(t=self._now_ns(), view=view, mark=mark, nodes=_names(nodes)))
+        installed = FlightView(t=self._now_ns(), view=view, mark=mark, nodes=_names(nodes))
+        self._views.append(installed)
+        if self._stream is not None:
+            self._stream.views.append(installed)
         return ViewRecorder(self, view, nodes)
 
     def broke(
@@ -330,26 +354,8 @@ class FlightRecorder:
 
     def snapshot(self) -> FlightFile:
         """Return what is kept now. From any thread."""
-        records: list[FlightRecord] = [
-            FlightOperation(
-                view=within.view,
-                name=_clip(name, _NAME),
-                what=_clip(what, _TEXT),
-                step=step,
-                carrier=carrier,
-                algorithm=algorithm,
-                called=round(called * 1e9),
-                settled=max(heard.values(), default=0) if heard and outcome == "finished" else 0,
-                ended=round(ended * 1e9),
-                outcome=outcome or ("finished" if ended else ""),
-                heard={within.nodes[rank]: at for rank, at in heard.items()} if heard else {},
-            )
-            for within, name, what, step, carrier, called, ended, outcome, algorithm, heard in list(self.operations)
-        ]
-        records += [
-            FlightStep(step=step, view=view, began=began, ended=ended, outcome=outcome)
-            for step, view, began, ended, outcome in list(self._steps)
-        ]
+        records: list[FlightRecord] = [operation_record(entry) for entry in list(self.operations)]
+        records += [_step_record(entry) for entry in list(self._steps)]
         records += [
             *list(self._events),
             *list(self._stacks),
@@ -366,6 +372,117 @@ class FlightRecorder:
             **self._who,
         )
         return FlightFile(header=header, records=tuple(records))
+
+
+Streamed: TypeAlias = "FlightOperation | FlightStep | FlightView | Any"
+"""What a stream gives: records, and events (`quicoll.Event`) as they were told."""
+
+
+class FlightStream:
+    """All that a recorder is told, for who writes it down or counts it while the job runs.
+
+    Whoever calls operations appends to it; one other thread takes out what is over (`drain`), in the order of its ends
+    as far as that is seen. An entry waits here until it has its end, or until its view is over and another one is
+    installed, which ends it. `dropped`: how many were left out because _STREAMED waited.
+    """
+
+    def __init__(self) -> None:
+        """Begin with nothing."""
+        self.dropped = 0
+        self.operations: deque[CalledEntry] = deque()
+        self.steps: deque[list[Any]] = deque(maxlen=_STREAMED)
+        self.events: deque[Any] = deque(maxlen=_STREAMED)
+        self.views: deque[FlightView] = deque(maxlen=_STREAMED)
+        self._waiting: list[CalledEntry] = []
+        self._begun: list[list[Any]] = []
+        self._view: FlightView | None = None
+
+    def beside(self, ring: deque[CalledEntry]) -> Callable[[CalledEntry], None]:
+        """Return what appends an entry to `ring` and to this."""
+        keep, take, here = ring.append, self.operations.append, self.operations
+
+        def append(entry: CalledEntry) -> None:
+            keep(entry)
+            if len(here) < _STREAMED:
+                take(entry)
+            else:
+                self.dropped += 1
+
+        return append
+
+    def drain(self, *, last: bool = False) -> list[Streamed]:
+        """Take out what is over, on the one thread that does this.
+
+        Args:
+            last: Take the rest too, as it is: nothing comes any more.
+        Returns:
+            Views, steps, operations, events, each kind in its order.
+        """
+        views = _taken(self.views)
+        steps = [*self._begun, *_taken(self.steps)]
+        self._begun.clear()
+        operations = [*self._waiting, *_taken(self.operations)]
+        self._waiting.clear()
+        if views:
+            self._view = views[-1]
+        found: list[Streamed] = [*views]
+        for entry in steps:
+            if entry[4] or last or (self._view is not None and entry[1] < self._view.view):
+                found.append(_step_record(entry))
+            else:
+                self._begun.append(entry)
+        for entry in operations:
+            over = self._view is not None and entry[_VIEW].view < self._view.view
+            if entry[ENDED] or over or last:
+                found.append(operation_record(entry))
+            elif len(self._waiting) < _STREAMED:
+                self._waiting.append(entry)
+            else:
+                self.dropped += 1
+        return [*found, *_taken(self.events)]
+
+
+def _taken(queue: deque[Any]) -> list[Any]:
+    """What is in a queue that others append to."""
+    return [queue.popleft() for _ in range(len(queue))]
+
+
+def operation_record(entry: CalledEntry) -> FlightOperation:
+    """Return an entry as it is now, as a record."""
+    within, name, what, step, carrier, called, ended, outcome, algorithm, heard, given = entry
+    return FlightOperation(
+        view=within.view,
+        name=_clip(name, _NAME),
+        what=_clip(what, _TEXT),
+        step=step,
+        carrier=carrier,
+        algorithm=algorithm,
+        called=round(called * 1e9),
+        settled=max(heard.values(), default=0) if heard and outcome == "finished" else 0,
+        ended=round(ended * 1e9),
+        outcome=outcome or ("finished" if ended else ""),
+        heard={within.nodes[rank]: at for rank, at in heard.items()} if heard else {},
+        given=given,
+    )
+
+
+def _step_record(entry: list[Any]) -> FlightStep:
+    step, view, began, ended, outcome = entry
+    return FlightStep(step=step, view=view, began=began, ended=ended, outcome=outcome)
+
+
+def event_record(event: Any) -> FlightEvent:
+    """Return an event (`quicoll.Event`) as a record."""
+    lost = event.fields.get("lost")
+    nodes = event.fields.get("nodes") if lost is None else lost
+    return FlightEvent(
+        t=event.t_ns,
+        what=_clip(event.kind, _NAME),
+        text=_clip(sentence(event.kind, event.fields), _TEXT),
+        view=_number(event.fields.get("view")),
+        node=_clip(str(event.fields.get("peer", "")), _NAME),
+        nodes=_names(nodes if isinstance(nodes, list | tuple) else ()),
+    )
 
 
 def _clip(text: str, most: int) -> str:

@@ -23,15 +23,16 @@ import os
 import re
 import socket
 import threading
-import time
 from pathlib import Path
 from queue import SimpleQueue
+from typing import TYPE_CHECKING
 
 from quicoll.errors import LocalError
-from quicoll.observability.events import make_directory
-from quicoll.observability.flight import FlightRecorder
 from quicoll.observability.flight_record import MAX_FILE, FlightFile, decode_flight, encode_flight, printable
 from quicoll.observability.thread_stacks import FLIGHT_THREAD
+
+if TYPE_CHECKING:
+    from quicoll.observability.flight import FlightRecorder
 
 __all__ = [
     "FlightWriter",
@@ -39,7 +40,6 @@ __all__ = [
     "flight_file",
     "monotonic_clock",
     "read_flights",
-    "record_flight",
     "write_flight",
 ]
 
@@ -175,36 +175,6 @@ def _forget_lives(path: Path) -> None:
         ]
         for _, each in sorted(lives)[: -(KEPT_LIVES - 1)]:
             each.unlink()
-
-
-def record_flight(directory: str | Path, *, job: str, node: str, chance: int = 0, role: str = "rank") -> FlightRecorder:
-    """Begin to record this process; its file is written when something fails.
-
-    Args:
-        directory: For the files of the run; made if it does not exist.
-        job: The job's name.
-        node: This rank's name.
-        chance: A number that tells this process from others of its id, which another host may have.
-        role: "rank" or "supervisor".
-    Returns:
-        The recorder; its `close` ends it.
-    Raises:
-        LocalError: Nothing can be written there.
-    """
-    make_directory(directory, "flight files")
-    process = f"{os.getpid()}-{chance & 0xFFFFFF:06x}"
-    recorder = FlightRecorder(
-        job=job,
-        node=node,
-        process=process,
-        clock=monotonic_clock(),
-        host=socket.gethostname(),
-        now_ns=time.monotonic_ns,
-        wall_ns=time.time_ns,
-        role=role,
-    )
-    FlightWriter(recorder, flight_file(directory, node, process))
-    return recorder
 
 
 class ReadFlights:

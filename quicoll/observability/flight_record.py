@@ -42,6 +42,7 @@ __all__ = [
     "ProcessEnd",
     "decode_flight",
     "encode_flight",
+    "encode_record",
     "printable",
 ]
 
@@ -85,7 +86,8 @@ class FlightHeader(_Record, frozen=True, kw_only=True, tag="flight"):
 class FlightOperation(_Record, frozen=True, kw_only=True, tag="operation"):
     """An operation that this rank called. called, settled, ended: when; 0: not by the time of writing. settled: when
     all had called, where that is known. outcome: "finished", "aborted", or "" for one that was under way, or whose
-    view ended. heard: by node, when its call came to be known here, where the operation went over the network."""
+    view ended. heard: by node, when its call came to be known here, where the operation went over the network. given:
+    bytes that this rank gives, as far as that is known."""
 
     view: _Number
     name: _Name
@@ -98,6 +100,7 @@ class FlightOperation(_Record, frozen=True, kw_only=True, tag="operation"):
     ended: _Number = 0
     outcome: _Name = ""
     heard: _Heard = {}
+    given: _Number = 0
 
 
 class FlightView(_Record, frozen=True, kw_only=True, tag="view"):
@@ -199,6 +202,11 @@ class FlightFile(msgspec.Struct, frozen=True, kw_only=True):
         return [record for record in self.records if isinstance(record, kind)]
 
 
+def encode_record(record: FlightHeader | FlightRecord | FlightFoot) -> bytes:
+    """Return a line without its end."""
+    return _encoder.encode(record)
+
+
 def encode_flight(file: FlightFile) -> bytes:
     """Return the bytes of a file, at most MAX_FILE of them: of too much the first records, which are older, go."""
     lines = [_encoder.encode(record) for record in file.records]
@@ -215,17 +223,19 @@ def encode_flight(file: FlightFile) -> bytes:
     return b"\n".join([head, *kept, foot, b""])
 
 
-def decode_flight(data: bytes) -> FlightFile | str:
+def decode_flight(data: bytes, *, most: int = MAX_FILE, most_lines: int = _MAX_LINES) -> FlightFile | str:
     """Read the bytes of a file.
 
     Args:
-        data: All of them, MAX_FILE at most.
+        data: All of them.
+        most: How many there may be.
+        most_lines: How many lines are read.
     Returns:
         What it says, or in a sentence why it says nothing.
     """
-    if len(data) > MAX_FILE:
-        return f"it is larger than the {MAX_FILE >> 20} MiB that a flight recorder writes"
-    lines = data.split(b"\n", _MAX_LINES)
+    if len(data) > most:
+        return f"it is larger than the {most >> 20} MiB that a recorder writes"
+    lines = data.split(b"\n", most_lines)
     header = _decoded(lines[0])
     if not isinstance(header, FlightHeader):
         return "it does not begin as the file of a flight recorder does"

@@ -30,6 +30,15 @@ _SENTENCES = {
     "certificates_rotated": "shows the certificate sha256={fingerprint} from now on",
     "certificate_denied": "lets the certificate sha256={fingerprint} in no more",
     "flight_unwritten": "cannot write down what happened last: {reason}",
+    "metrics_served": "serves its figures at http://{address}/metrics",
+    "job_done": "the job is done, at step {step}",
+    "state_handed": "begins with the state of {from_node}; {nodes} had another one, first in {tensor}",
+    "state_torn": "has a state that is half overwritten, of step {step}: {cause}",
+    "own_state_kept": "keeps {names} as after step {own_step}; the rest of the state is that after step {step}",
+    "nodes_forgotten": "gives up {nodes}, as an operator asked",
+    "scale_asked": "is asked for {world_size} ranks",
+    "node_dismissed": "tells {peer} to leave: {cause}",
+    "dismissed": "was told to leave, and has: {reason}",
     "fault": "fault: {what}",
 }
 
@@ -50,6 +59,21 @@ def sentence(kind: str, fields: Mapping[str, Any]) -> str:
                 return "rank {rank} of {world_size} in view {view}: {nodes}".format_map(told)
             case "view_installed":
                 return "view {view} is at work, {world_size} ranks: {nodes}".format_map(told)
+            case "shared_memory":
+                way = (
+                    "hand each other what they can through memory"
+                    if told["used"]
+                    else f"use the network: {told['reason']}"
+                )
+                return f"the ranks of view {told['view']} {way}"
+            case "state_differs":
+                text = "{nodes} had another state than most after step {step}, first in {tensor}".format_map(told)
+                healed = (
+                    f"; {told['from_node']} hands them its own"
+                    if told["from_node"]
+                    else "; nobody knows which is right"
+                )
+                return text + healed
             case "state_learned":
                 text = "has learned {chunks} chunks of the state in {seconds:.1f} s".format_map(told)
                 return f"{text}, and no more: {told['cause']}" if told["cause"] else text

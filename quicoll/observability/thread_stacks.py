@@ -1,8 +1,8 @@
 """Where the threads of this process are: a text for people, bounded, without values of variables or lines of source.
 
 Any thread may ask for it, the engine's above all: a rank that is late is asked by those who wait for it, and its own
-threads are somewhere else. The thread that asks is left out, unless it is the main one, and so is the one that writes
-flight files. What is shown of a file is its name and the two directories above it.
+threads are somewhere else. The thread that asks is left out, unless it is the main one, and so are those that
+write flight files and traces. What is shown of a file is its name and the two directories above it.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from types import FrameType
 
 from quicoll.observability.flight_record import MAX_STACK
 
-__all__ = ["FLIGHT_THREAD", "thread_stacks"]
+__all__ = ["FLIGHT_THREAD", "STREAM_THREAD", "thread_stacks"]
 
 FLIGHT_THREAD = "quicoll-flight"
+STREAM_THREAD = "quicoll-stream"
 
 _THREADS = 32
 _FRAMES = 24
@@ -34,7 +35,7 @@ def thread_stacks(most: int = MAX_STACK) -> str:
     frames = {
         ident: frame
         for ident, frame in sys._current_frames().items()  # noqa: SLF001 - there is no public way to other threads' frames
-        if ident == main or not (ident == here or names.get(ident) == FLIGHT_THREAD)
+        if ident == main or not (ident == here or names.get(ident) in (FLIGHT_THREAD, STREAM_THREAD))
     }
     order = sorted(frames, key=lambda ident: (ident != main, names.get(ident, "").startswith("quicoll-"), ident))
     lines: list[str] = []

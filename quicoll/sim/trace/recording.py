@@ -9,11 +9,21 @@ Recording changes nothing in a run: it has the same digest with it as without.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quicoll.errors import LocalError
+from quicoll.observability.chrome_trace import (
+    EVENTS_ROW,
+    ROW_NAMES,
+    ROWS,
+    TraceEvent,
+    moment,
+    name_rows,
+    node_order,
+    time_slice,
+    write_chrome_trace,
+)
 from quicoll.sim.trace.spans import Entry, TraceSpan, fault_spans, node_spans
 from quicoll.sim.trace.story import tell
 
@@ -22,9 +32,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Recording"]
 
-_ROWS = {"process": 1, "down": 1, "paused": 1, "view": 2, "step": 3, "collective": 4}
-_ROW_NAMES = {1: "process", 2: "view", 3: "step", 4: "collectives", 5: "events"}
-_EVENTS_ROW = 5
 _FAULTS_PID = 1
 _STATES = (
     "state_received",
@@ -65,24 +72,17 @@ class Recording:
 
     def write_chrome(self, path: str | Path, outcome: Outcome) -> None:
         """Write the timeline. Raises LocalError where the file cannot be written."""
-        trace = {
-            "displayTimeUnit": "ms",
-            "traceEvents": _chrome_events(self.entries, outcome),
-            "otherData": {"seed": outcome.seed, "digest": outcome.digest, "error": str(outcome.error or "")},
-        }
-        try:
-            Path(path).write_text(json.dumps(trace, default=str) + "\n")
-        except OSError as error:
-            raise LocalError(f"cannot write the trace to {path}: {error.strerror or error}") from error
+        about = {"seed": outcome.seed, "digest": outcome.digest, "error": str(outcome.error or "")}
+        write_chrome_trace(path, _chrome_events(self.entries, outcome), about)
 
 
-def _chrome_events(entries: list[Entry], outcome: Outcome) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
-    nodes = sorted({entry.who: None for entry in entries if entry.who != "sim"}, key=_node_order)
+def _chrome_events(entries: list[Entry], outcome: Outcome) -> list[TraceEvent]:
+    found: list[TraceEvent] = []
+    nodes = sorted({entry.who: None for entry in entries if entry.who != "sim"}, key=node_order)
     pids = {node: number for number, node in enumerate(nodes, start=_FAULTS_PID + 1)}
-    _name(found, _FAULTS_PID, "faults", {1: "events"})
+    found += name_rows(_FAULTS_PID, "faults", {1: "events"})
     for node in nodes:
-        _name(found, pids[node], node, _ROW_NAMES)
+        found += name_rows(pids[node], node, ROW_NAMES)
     end_ns = round(outcome.virtual_s * 1e9)
     for number, span in enumerate(fault_spans(entries)):
         # Faults overlap in any way, so each is a track of its own ("async" slices), not a slice in a stack.
@@ -90,54 +90,26 @@ def _chrome_events(entries: list[Entry], outcome: Outcome) -> list[dict[str, Any
         found.append({**head, "ph": "b", "ts": span.start_ns / 1e3, "args": {"ended by": span.ended_by}})
         found.append({**head, "ph": "e", "ts": (end_ns if span.end_ns is None else span.end_ns) / 1e3})
     found += [_slice(span, pids[span.node], end_ns) for span in node_spans(entries)]
-    found += [moment for entry in entries if (moment := _moment(entry, pids)) is not None]
+    found += [marked for entry in entries if (marked := _moment(entry, pids)) is not None]
     if outcome.error is not None:
         found.append(_flag(f"FAILED: {outcome.error}", round(outcome.error.at * 1e9), pid=_FAULTS_PID))
     return found
 
 
-def _node_order(name: str) -> tuple[bool, str, int]:
-    """The coordinator, then workers by number, not by letters."""
-    prefix, _, number = name.rpartition("-")
-    return (prefix != "", prefix, int(number)) if number.isdigit() else (False, name, 0)
+def _slice(span: TraceSpan, pid: int, end_ns: int) -> TraceEvent:
+    end = end_ns if span.end_ns is None else span.end_ns
+    told = {"ended by": span.ended_by or "the run's end"}
+    return time_slice(span.lane, span.name, pid=pid, row=ROWS[span.lane], start_ns=span.start_ns, end_ns=end, told=told)
 
 
-def _name(found: list[dict[str, Any]], pid: int, name: str, rows: dict[int, str]) -> None:
-    found.append({"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}})
-    found.append({"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}})
-    for row, title in rows.items():
-        found.append({"ph": "M", "name": "thread_name", "pid": pid, "tid": row, "args": {"name": title}})
-
-
-def _slice(span: TraceSpan, pid: int, end_ns: int) -> dict[str, Any]:
-    return {
-        "ph": "X",
-        "cat": span.lane,
-        "name": span.name,
-        "pid": pid,
-        "tid": _ROWS[span.lane],
-        "ts": span.start_ns / 1e3,
-        "dur": ((end_ns if span.end_ns is None else span.end_ns) - span.start_ns) / 1e3,
-        "args": {"ended by": span.ended_by or "the run's end"},
-    }
-
-
-def _flag(name: str, t_ns: int, *, pid: int) -> dict[str, Any]:
+def _flag(name: str, t_ns: int, *, pid: int) -> TraceEvent:
     return {"ph": "i", "s": "g", "cat": "fault", "name": name, "pid": pid, "tid": 1, "ts": t_ns / 1e3}
 
 
-def _moment(entry: Entry, pids: dict[str, int]) -> dict[str, Any] | None:
+def _moment(entry: Entry, pids: dict[str, int]) -> TraceEvent | None:
     if entry.kind == "fault":
         return _flag(entry.what.source(), entry.t_ns, pid=_FAULTS_PID)
     if entry.kind not in _MOMENTS and entry.kind != "send":
         return None
-    return {
-        "ph": "i",
-        "s": "t",
-        "cat": entry.kind,
-        "name": entry.kind,
-        "pid": pids[entry.who],
-        "tid": _EVENTS_ROW,
-        "ts": entry.t_ns / 1e3,
-        "args": entry.what if isinstance(entry.what, dict) else {"what": str(entry.what)},
-    }
+    told = entry.what if isinstance(entry.what, dict) else {"what": str(entry.what)}
+    return moment(entry.kind, entry.kind, pid=pids[entry.who], row=EVENTS_ROW, at_ns=entry.t_ns, told=told)

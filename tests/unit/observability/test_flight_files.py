@@ -18,9 +18,9 @@ from quicoll.observability.flight_files import (
     flight_file,
     monotonic_clock,
     read_flights,
-    record_flight,
     write_flight,
 )
+from quicoll.observability.recording import record_flight
 
 if TYPE_CHECKING:
     from quicoll.observability.flight_record import FlightFile

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,6 +57,15 @@ from quicoll.observability.sentences import sentence
 )
 def test_an_event_is_one_sentence(kind: str, fields: dict[str, Any], said: str) -> None:
     assert sentence(kind, fields) == said
+
+
+def test_every_kind_that_the_reference_has_is_a_sentence() -> None:
+    _, _, below = (Path(__file__).parents[3] / "docs" / "settings.md").read_text().partition("\n## Events\n")
+    rows = re.findall(r"^\| `(\w+)` \| \w+ \| (.*) \|$", below.partition("### Of the transport")[0], re.MULTILINE)
+    assert len(rows) > 30
+    for kind, told in rows:
+        fields: dict[str, Any] = dict.fromkeys(re.findall(r"`(\w+)`", told), 1)
+        assert not sentence(kind, fields).startswith(kind.replace("_", " ") + " "), kind
 
 
 def test_the_log_has_the_node_and_the_sentence(caplog: pytest.LogCaptureFixture) -> None:
