@@ -58,11 +58,12 @@ def clipped(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def plainly(
-    *, fragments: Sequence[Sequence[int]], delay: int, mix: float, wire: bool = False, fresh: bool = False
+    *, fragments: Sequence[Sequence[int]], delay: int, mix: float, wire: float = 0.0, fresh: bool = False
 ) -> dict[str, torch.Tensor]:
     """DiLoCo as a paper has it: one process, a copy of the model for each worker. Parameters by name.
 
-    wire: What is exchanged is bfloat16, and what that loses is sent the next time. fresh: inner optimizers begin anew.
+    wire: What is exchanged is bfloat16, and so much of what that loses is sent the next time; 0: float32. fresh: inner
+    optimizers begin anew.
     """
     job = of_layers()
     outer = nesterov(job)
@@ -77,7 +78,7 @@ def plainly(
     def sent(worker: int, place: int) -> torch.Tensor:
         delta = (whole[place] - own[worker][place]).detach()
         if wire:
-            delta += lost[worker][place]
+            delta += lost[worker][place] * wire
             given, delta = delta, delta.bfloat16().float()
             lost[worker][place] = given - delta
         return delta
@@ -130,7 +131,11 @@ RECIPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "in fewer bits": (
         {"fragments": 2, "delay": 1, "wire": "bfloat16"},
-        {"fragments": [range(2), range(2, 6)], "delay": 1, "mix": 0.5, "wire": True},
+        {"fragments": [range(2), range(2, 6)], "delay": 1, "mix": 0.5, "wire": 1.0},
+    ),
+    "in fewer bits, of which half is sent again": (
+        {"fragments": 2, "delay": 1, "wire": "bfloat16", "feedback": 0.5},
+        {"fragments": [range(2), range(2, 6)], "delay": 1, "mix": 0.5, "wire": 0.5},
     ),
 }
 
@@ -438,6 +443,7 @@ def in_part(model: nn.Module) -> torch.optim.Optimizer:
         ({"every": 20, "fragments": 7}, "7 fragments of 6 parameters"),
         ({"mix": 0.5}, "mix is 0 to 1, and needs a delay"),
         ({"mix": 1.5, "delay": 1}, "mix is 0 to 1, and needs a delay"),
+        ({"feedback": 1.5}, "feedback is True, False, or 0 to 1, not 1.5"),
         ({"backup": -1}, "backup is 0 or more"),
         ({"wire": "int3"}, "wire format 'int3' is not known"),
         ({"shards": None}, "how many logical shards"),
