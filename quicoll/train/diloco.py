@@ -291,6 +291,12 @@ class DiLoCo(Worker):
         shards = group.shards(self._shards)
         mine, length = self._own[_PIECE], self._rows.length
         entry = None if self._replayed is None else self._replayed.of_round(step.number)
+        workers = []
+        for place, shard in enumerate(shards):
+            row = mine[place * length : (place + 1) * length]
+            if entry is not None and shard in entry.anew:
+                row = row.new_zeros(length)
+            workers.append(self._rows.worker(shard, row))
         said = Stretches(
             group,
             shards,
@@ -299,15 +305,9 @@ class DiLoCo(Worker):
             quorum=self._quorum,
             grace=self._grace,
             before=self._done_before(step.number),
+            anew=[not worker.begun for worker in workers],
             replayed=entry,
         )
-        workers = []
-        for place, shard in enumerate(shards):
-            row = mine[place * length : (place + 1) * length]
-            if entry is not None and shard in entry.anew:
-                row = row.new_zeros(length)
-            workers.append(self._rows.worker(shard, row))
-        anew = [not worker.begun for worker in workers]
         values = list(self._parameters)  # of the job, as this round leaves them
         states: dict[int, State] = {}
         under_way: dict[int, Handle[torch.Tensor]] = {}
@@ -332,16 +332,17 @@ class DiLoCo(Worker):
             times.communication += clock() - began
             self._apply(turn.fragment, mean, workers, values, states)
         began = clock()
-        loss = await self._mean_loss(shards, workers)
-        happened = await said.settle(anew)
-        if happened.done:
-            loss *= self._shards / max(sum(map(any, zip(*happened.done, strict=True))), 1)
+        mean_loss = self._mean_loss(shards, workers)
         rows = self._own[_PIECE].new_empty(len(workers) * length)
         for place, worker in enumerate(workers):
             if not self._keep_inner:
                 worker.state = None
             self._rows.write(worker, rows[place * length : (place + 1) * length])
         await self._own.stage(step, {_PIECE: rows})
+        happened = await said.settle()
+        loss = float((await mean_loss)[0])
+        if happened.done:
+            loss *= self._shards / max(sum(map(any, zip(*happened.done, strict=True))), 1)
         times.communication += clock() - began
         return lambda: self._commit(values, states, loss, happened)
 
@@ -467,12 +468,11 @@ class DiLoCo(Worker):
                     else:
                         own.copy_(value)
 
-    async def _mean_loss(self, shards: Shards, workers: Sequence[LogicalWorker]) -> float:
+    def _mean_loss(self, shards: Shards, workers: Sequence[LogicalWorker]) -> Handle[np.ndarray[Any, Any]]:
         leaves = [np.array([float(worker.loss) / max(worker.steps, 1)], np.float32) for worker in workers]
-        mean = await self._job.group.all_reduce(
+        return self._job.group.all_reduce(
             shards.leaves(leaves, like=np.empty(1, np.float32)), op="avg", algorithm=self._algorithm
         )
-        return float(mean[0])
 
     def _commit(
         self, values: Sequence[torch.Tensor], states: Mapping[int, State], loss: float, happened: RoundEntry

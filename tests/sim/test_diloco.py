@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -28,8 +29,8 @@ from torch.nn import functional
 
 from quicoll.data import Sampler
 from quicoll.errors import JobDone, LocalError
-from quicoll.sim import RunFailed, Settings, Simulation, scenario
-from quicoll.train import CheckpointPolicy, DiLoCo
+from quicoll.sim import Conditions, RunFailed, Settings, Simulation, scenario
+from quicoll.train import CheckpointPolicy, DiLoCo, WorkerFigures
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -418,6 +419,26 @@ def sent_in_two_rounds(ranks: int, *, width: int = 2000, **options: Any) -> list
     outcome = Simulation(worker, seed=3, settings=Settings(ranks=ranks, limit=100.0)).run()
     assert outcome.error is None, outcome.error
     return [mine[3] - mine[1] for mine in sent]  # the first round has what a view begins with
+
+
+def test_between_sites_all_but_a_twentieth_of_the_time_is_computing() -> None:
+    shares: list[float] = []
+
+    async def worker(job: Job, _: Simulation) -> None:
+        model = of_many()
+        seen: list[WorkerFigures] = []
+        diloco = DiLoCo(
+            job, model, adam(model), nesterov(model), loss_of, shards=WORKERS, wire="int4", every=100, fragments=4,
+            delay=5, on_inner_step=lambda _: asyncio.sleep(0.05), on_step=lambda _: seen.append(diloco.figures),
+        )  # fmt: skip
+        await diloco.run(steps=2)
+        shares.append(seen[1].since(seen[0]).communication_share)  # the first has what a view begins with
+
+    between = Conditions(latency_ns=25_000_000, loss=0.001, bytes_per_second=25_000_000, queue_bytes=1 << 20)
+    outcome = Simulation(worker, seed=3, settings=Settings(ranks=4, limit=100.0, conditions=between)).run()
+    assert outcome.error is None, outcome.error
+    assert len(shares) == 4
+    assert max(shares) < 0.05
 
 
 class WithRunningMeans(nn.Module):
