@@ -134,7 +134,7 @@ class DiLoCo(Worker):
         delay: int = 5,
         mix: float | None = None,
         wire: WireFormat | None = None,
-        feedback: bool = True,
+        feedback: bool | float = True,
         keep_inner: bool = True,
         quorum: int | None = None,
         grace: float = 0.0,
@@ -169,7 +169,9 @@ class DiLoCo(Worker):
             mix: How much of a worker's own parameters stays when a result is applied after a delay, 0 to 1: own * mix +
                 job's * (1 - mix). None: 0.5 with a delay; without one a worker takes the job's.
             wire: What pseudo-gradients travel as, as in `Group.all_reduce`; None: float32.
-            feedback: Whether what the wire format loses is kept, and sent with the worker's next exchange.
+            feedback: Whether what the wire format loses is kept, and sent with the worker's next exchange; or how much
+                of it is, 0 to 1. With top-k 0.95: what waits for long is of parameters that all have moved on from
+                (SparseLoCo, arXiv 2508.15706).
             keep_inner: Whether a worker's inner optimizer keeps its state from round to round; False: it begins each
                 round as it was made, and there is nothing of it to keep a copy of.
             quorum: Of so many logical workers; a rank that is slower than these stops where it is, `grace` after it has
@@ -193,6 +195,8 @@ class DiLoCo(Worker):
         turns = turns_of(every, fragments, delay)
         if mix is not None and not (delay and 0.0 <= mix <= 1.0):
             raise LocalError(f"mix is 0 to 1, and needs a delay: mix={mix}, delay={delay}")
+        if not 0.0 <= feedback <= 1.0:
+            raise LocalError(f"feedback is True, False, or 0 to 1, not {feedback}")
         if backup < 0:
             raise LocalError(f"backup is 0 or more, not {backup}")
         task = RoundsTask(
@@ -205,7 +209,7 @@ class DiLoCo(Worker):
             delay=delay,
             mix=mix,
             wire=wire,
-            feedback=wire is not None and feedback,
+            feedback=float(feedback) if wire is not None else 0.0,
             keep_inner=keep_inner,
             quorum=quorum,
             grace=grace,
@@ -240,7 +244,7 @@ class DiLoCo(Worker):
         self._on_inner_step = on_inner_step
         self._wire = wire
         self._form: Encoding | None = None if wire is None else encoding_for(wire, FLOAT32, ReduceOp.AVG, "default")
-        self._feedback = wire is not None and feedback
+        self._feedback = float(feedback) if wire is not None else 0.0
         self._keep_inner = keep_inner
         self._quorum, self._grace = quorum, grace
         self._stretches, self._replayed = stretches, replayed
@@ -287,6 +291,12 @@ class DiLoCo(Worker):
         shards = group.shards(self._shards)
         mine, length = self._own[_PIECE], self._rows.length
         entry = None if self._replayed is None else self._replayed.of_round(step.number)
+        workers = []
+        for place, shard in enumerate(shards):
+            row = mine[place * length : (place + 1) * length]
+            if entry is not None and shard in entry.anew:
+                row = row.new_zeros(length)
+            workers.append(self._rows.worker(shard, row))
         said = Stretches(
             group,
             shards,
@@ -295,15 +305,9 @@ class DiLoCo(Worker):
             quorum=self._quorum,
             grace=self._grace,
             before=self._done_before(step.number),
+            anew=[not worker.begun for worker in workers],
             replayed=entry,
         )
-        workers = []
-        for place, shard in enumerate(shards):
-            row = mine[place * length : (place + 1) * length]
-            if entry is not None and shard in entry.anew:
-                row = row.new_zeros(length)
-            workers.append(self._rows.worker(shard, row))
-        anew = [not worker.begun for worker in workers]
         values = list(self._parameters)  # of the job, as this round leaves them
         states: dict[int, State] = {}
         under_way: dict[int, Handle[torch.Tensor]] = {}
@@ -328,16 +332,17 @@ class DiLoCo(Worker):
             times.communication += clock() - began
             self._apply(turn.fragment, mean, workers, values, states)
         began = clock()
-        loss = await self._mean_loss(shards, workers)
-        happened = await said.settle(anew)
-        if happened.done:
-            loss *= self._shards / max(sum(map(any, zip(*happened.done, strict=True))), 1)
+        mean_loss = self._mean_loss(shards, workers)
         rows = self._own[_PIECE].new_empty(len(workers) * length)
         for place, worker in enumerate(workers):
             if not self._keep_inner:
                 worker.state = None
             self._rows.write(worker, rows[place * length : (place + 1) * length])
         await self._own.stage(step, {_PIECE: rows})
+        happened = await said.settle()
+        loss = float((await mean_loss)[0])
+        if happened.done:
+            loss *= self._shards / max(sum(map(any, zip(*happened.done, strict=True))), 1)
         times.communication += clock() - began
         return lambda: self._commit(values, states, loss, happened)
 
@@ -420,6 +425,8 @@ class DiLoCo(Worker):
         if self._form is not None and self._feedback and workers:
             # What `all_reduce(residual=...)` does when the step is committed, but now: a residual is part of a row, and
             # rows are staged, and copied to other ranks, before the vote.
+            for worker in workers:
+                worker.residuals[fragment].mul_(self._feedback)
             feedback = ErrorFeedback(
                 [worker.residuals[fragment] for worker in workers],
                 [Bundle.of(source(flat)) for flat in flats],
@@ -461,12 +468,11 @@ class DiLoCo(Worker):
                     else:
                         own.copy_(value)
 
-    async def _mean_loss(self, shards: Shards, workers: Sequence[LogicalWorker]) -> float:
+    def _mean_loss(self, shards: Shards, workers: Sequence[LogicalWorker]) -> Handle[np.ndarray[Any, Any]]:
         leaves = [np.array([float(worker.loss) / max(worker.steps, 1)], np.float32) for worker in workers]
-        mean = await self._job.group.all_reduce(
+        return self._job.group.all_reduce(
             shards.leaves(leaves, like=np.empty(1, np.float32)), op="avg", algorithm=self._algorithm
         )
-        return float(mean[0])
 
     def _commit(
         self, values: Sequence[torch.Tensor], states: Mapping[int, State], loss: float, happened: RoundEntry

@@ -8,7 +8,7 @@ The shell of quicoll.train.diloco_quorum, where it says what is decided and by w
     settle   at the end of the round, when every rank has ended every stretch: nothing stays under way
 
 With a journal to be replayed the numbers are its own, and nobody sends a hint. Without a quorum all do all, and nothing
-is sent but, at the end of the round, which workers began it anew.
+is sent but, as the round begins, which workers begin it anew.
 
 Every rank makes the same calls, as everywhere in a step. A receive is answered when the slowest rank has ended the
 stretch: what bounds that are the reductions at its end, with the setting `timeout`.
@@ -54,9 +54,10 @@ class Stretches:
         quorum: int | None,
         grace: float,
         before: Counts | None,
+        anew: Sequence[bool],
         replayed: RoundEntry | None,
     ) -> None:
-        """Open the first stretch.
+        """Say which workers begin anew, and open the first stretch.
 
         Args:
             group: All ranks.
@@ -66,6 +67,7 @@ class Stretches:
             quorum: As in `demand_quorum`.
             grace: Likewise.
             before: What each worker did in each stretch of the round before; None: there was none.
+            anew: Whether each worker of this rank begins the round anew.
             replayed: What is said of this round in a journal that is replayed; None: none is.
         """
         self._group, self._shards, self._lengths, self._number = group, shards, stretches, number
@@ -82,6 +84,7 @@ class Stretches:
         self._open = -1
         self._arrivals: StretchEnds | None = None
         self._limits: list[int] = []
+        self._anew = group.all_gather(np.array(anew, np.uint8))
         self._next()
 
     def _next(self) -> None:
@@ -172,22 +175,19 @@ class Stretches:
         done, due = shares_in(stretch, self._lengths, self._before, self._table)
         return len(done) * due / sum(done) if sum(done) else float(not due)
 
-    async def settle(self, anew: Sequence[bool]) -> RoundEntry:
+    async def settle(self) -> RoundEntry:
         """End the round: nothing stays under way.
 
-        Args:
-            anew: Whether each worker of this rank began the round anew.
         Returns:
             What the journal says of the round, if it is committed.
         Raises:
             PeerError: A rank was lost, or says what cannot be.
         """
-        flags = self._group.all_gather(np.array(anew, np.uint8))
         for handle in self._under_way:
             await handle
         if self._counting:
             await self._hear(len(self._lengths) - 1)
-        told = np.asarray(await flags)
+        told = np.asarray(await self._anew)
         cut = any(min(row) < len(stretch) for row, stretch in zip(self._table, self._lengths, strict=False))
         return RoundEntry(
             self._number,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -28,8 +29,8 @@ from torch.nn import functional
 
 from quicoll.data import Sampler
 from quicoll.errors import JobDone, LocalError
-from quicoll.sim import RunFailed, Settings, Simulation, scenario
-from quicoll.train import CheckpointPolicy, DiLoCo
+from quicoll.sim import Conditions, RunFailed, Settings, Simulation, scenario
+from quicoll.train import CheckpointPolicy, DiLoCo, WorkerFigures
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -58,11 +59,12 @@ def clipped(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def plainly(
-    *, fragments: Sequence[Sequence[int]], delay: int, mix: float, wire: bool = False, fresh: bool = False
+    *, fragments: Sequence[Sequence[int]], delay: int, mix: float, wire: float = 0.0, fresh: bool = False
 ) -> dict[str, torch.Tensor]:
     """DiLoCo as a paper has it: one process, a copy of the model for each worker. Parameters by name.
 
-    wire: What is exchanged is bfloat16, and what that loses is sent the next time. fresh: inner optimizers begin anew.
+    wire: What is exchanged is bfloat16, and so much of what that loses is sent the next time; 0: float32. fresh: inner
+    optimizers begin anew.
     """
     job = of_layers()
     outer = nesterov(job)
@@ -77,7 +79,7 @@ def plainly(
     def sent(worker: int, place: int) -> torch.Tensor:
         delta = (whole[place] - own[worker][place]).detach()
         if wire:
-            delta += lost[worker][place]
+            delta += lost[worker][place] * wire
             given, delta = delta, delta.bfloat16().float()
             lost[worker][place] = given - delta
         return delta
@@ -130,7 +132,11 @@ RECIPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "in fewer bits": (
         {"fragments": 2, "delay": 1, "wire": "bfloat16"},
-        {"fragments": [range(2), range(2, 6)], "delay": 1, "mix": 0.5, "wire": True},
+        {"fragments": [range(2), range(2, 6)], "delay": 1, "mix": 0.5, "wire": 1.0},
+    ),
+    "in fewer bits, of which half is sent again": (
+        {"fragments": 2, "delay": 1, "wire": "bfloat16", "feedback": 0.5},
+        {"fragments": [range(2), range(2, 6)], "delay": 1, "mix": 0.5, "wire": 0.5},
     ),
 }
 
@@ -415,6 +421,26 @@ def sent_in_two_rounds(ranks: int, *, width: int = 2000, **options: Any) -> list
     return [mine[3] - mine[1] for mine in sent]  # the first round has what a view begins with
 
 
+def test_between_sites_all_but_a_twentieth_of_the_time_is_computing() -> None:
+    shares: list[float] = []
+
+    async def worker(job: Job, _: Simulation) -> None:
+        model = of_many()
+        seen: list[WorkerFigures] = []
+        diloco = DiLoCo(
+            job, model, adam(model), nesterov(model), loss_of, shards=WORKERS, wire="int4", every=100, fragments=4,
+            delay=5, on_inner_step=lambda _: asyncio.sleep(0.05), on_step=lambda _: seen.append(diloco.figures),
+        )  # fmt: skip
+        await diloco.run(steps=2)
+        shares.append(seen[1].since(seen[0]).communication_share)  # the first has what a view begins with
+
+    between = Conditions(latency_ns=25_000_000, loss=0.001, bytes_per_second=25_000_000, queue_bytes=1 << 20)
+    outcome = Simulation(worker, seed=3, settings=Settings(ranks=4, limit=100.0, conditions=between)).run()
+    assert outcome.error is None, outcome.error
+    assert len(shares) == 4
+    assert max(shares) < 0.05
+
+
 class WithRunningMeans(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -438,6 +464,7 @@ def in_part(model: nn.Module) -> torch.optim.Optimizer:
         ({"every": 20, "fragments": 7}, "7 fragments of 6 parameters"),
         ({"mix": 0.5}, "mix is 0 to 1, and needs a delay"),
         ({"mix": 1.5, "delay": 1}, "mix is 0 to 1, and needs a delay"),
+        ({"feedback": 1.5}, "feedback is True, False, or 0 to 1, not 1.5"),
         ({"backup": -1}, "backup is 0 or more"),
         ({"wire": "int3"}, "wire format 'int3' is not known"),
         ({"shards": None}, "how many logical shards"),
