@@ -188,8 +188,10 @@ class Neighbours:
                 own.close()
 
     def _say(self, view: View, party: Sequence[int], why: str) -> None:
-        some = {} if len(party) == view.world_size else {"ranks": list(party)}
-        self._emit("shared_memory", view=view.view_id, used=not why, reason=why, **some)
+        if len(party) == view.world_size:
+            self._emit("shared_memory", view=view.view_id, used=not why, reason=why)
+        else:
+            self._emit("shared_memory", view=view.view_id, used=not why, reason=why, ranks=list(party))
 
     async def _all_said(
         self, view: View, links: Sequence[Link], said: Mapping[str, Whereabouts] | Mapping[str, MeetingOutcome]

@@ -66,7 +66,10 @@ class Notice(NamedTuple):
 
 
 class Parcels:
-    """What a rank gives and takes. One thread at a time; ranks are numbered as in the memory."""
+    """What a rank gives and takes. One thread at a time; ranks are numbered as in the memory.
+
+    given: how many parcels it has given, ever.
+    """
 
     def __init__(self, memory: HostMemory) -> None:
         """Start with all places free.
@@ -81,8 +84,8 @@ class Parcels:
         memory.make(self._layout.taken_at, self._layout.taken_bytes)
         self._ever = 0  # places that have memory
         self._free: list[int] = []  # of those, taken from the end: what was used last is still in the caches
-        self._given: dict[int, tuple[int, int]] = {}  # by turn, so in their order: the reader, the place
-        self._turn = 0
+        self._under_way: dict[int, tuple[int, int]] = {}  # by turn, so in their order: the reader, the place
+        self.given = 0
 
     def fits(self, nbytes: int) -> bool:
         """Return whether a payload may be a parcel."""
@@ -101,9 +104,9 @@ class Parcels:
         nbytes = len(payload)
         slot = self._memory.view(self._memory.rank, self._layout.parcel_at(place), nbytes)
         np.copyto(slot, np.frombuffer(payload, np.uint8))
-        self._turn += 1
-        self._given[self._turn] = reader, place
-        return Notice(place, self._turn, nbytes, xxhash.xxh3_64_intdigest(payload))
+        self.given += 1
+        self._under_way[self.given] = reader, place
+        return Notice(place, self.given, nbytes, xxhash.xxh3_64_intdigest(payload))
 
     def _place(self) -> int | None:
         if self._free:
@@ -120,9 +123,9 @@ class Parcels:
     def taken(self) -> list[int]:
         """Free the places of all parcels that have been taken, and return the turns of these, in their order."""
         load, word, own = self._memory.load, self._layout.taken, self._memory.rank
-        over = [turn for turn, (reader, place) in self._given.items() if load(reader, word(own, place)) == turn]
+        over = [turn for turn, (reader, place) in self._under_way.items() if load(reader, word(own, place)) == turn]
         for turn in over:
-            self._free.append(self._given.pop(turn)[1])
+            self._free.append(self._under_way.pop(turn)[1])
         return over
 
     def take(self, writer: int, notice: Notice, target: memoryview) -> None:

@@ -30,7 +30,7 @@ class Event:
     """One thing that happened. docs/settings.md says which kinds come of ranks, which of the coordinator.
 
     Kinds and fields: listening(address, seed); node_joined(peer, incarnation); view_proposed(view, nodes);
-    view_installed(view, world_size, nodes, rank); shared_memory(view, used, reason);
+    view_installed(view, world_size, nodes, rank); shared_memory(view, used, reason, ranks);
     view_ended(view, cause, lost); step_committed(step, view);
     step_aborted(step, view, cause, lost); peer_lost(peer, cause, silent_for, left); held(cause);
     state_received(from_rank, step, confirmed_by); state_handed(step, nodes, tensor, from_node);

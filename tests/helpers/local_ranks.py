@@ -1,6 +1,7 @@
-"""A rank whose operations go through the memory of its host: `quicoll run -n N local_ranks.py WHAT SIZE`.
+"""A rank whose operations go through the memory of its host: `quicoll run -n N local_ranks.py WHAT SIZE [EACH]`.
 
 WHAT is what becomes of rank 1 at its tenth call: "killed", "stopped" or "forks". Each rank says one line at its end.
+EACH: so many ranks have one address, and the next ones another, so that by the view there are several hosts.
 """
 
 from __future__ import annotations
@@ -22,8 +23,15 @@ def say(what: str) -> None:
     sys.stdout.flush()
 
 
-async def main(what: str, size: int) -> None:
-    async with quicoll.join(timeout=30.0) as job:
+def heard(event: quicoll.Event) -> None:
+    if event.kind == "shared_memory":
+        say(f"ranks {event.fields.get('ranks')}: {event.fields['used']}")
+
+
+async def main(what: str, size: int, each: int) -> None:
+    number = int(os.environ["QUICOLL_NODE"].rpartition("-")[2])
+    listen = f"127.0.0.{1 + number // each}:0" if each else None
+    async with quicoll.join(timeout=30.0, listen=listen, observer=heard if each else None) as job:
         group = job.group
         x = np.full(size, job.rank + 1, np.float32)
         right = np.float32(job.world_size * (job.world_size + 1) // 2)
@@ -56,4 +64,4 @@ async def main(what: str, size: int) -> None:
 
 
 if os.environ.get("QUICOLL_RESTARTS", "0") == "0":  # the one that was killed has nothing to do any more
-    asyncio.run(main(sys.argv[1], int(sys.argv[2])))
+    asyncio.run(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else 0))

@@ -27,6 +27,7 @@ from quicoll.local.memory import Segment, unusable
 from quicoll.local.rooms import KEPT
 from quicoll.plan import ALGORITHMS
 from quicoll.testing import cluster
+from quicoll_transport.net.udp import UdpSocket
 
 pytestmark = [pytest.mark.loopback, pytest.mark.skipif(bool(unusable()), reason=unusable() or "usable")]
 
@@ -538,11 +539,11 @@ def test_the_group_that_is_numbered_here_is_that_of_all_ranks() -> None:
     assert WORLD.group_id == GROUP
 
 
-def run(world: int, what: str, size: int, tmp_path: Path) -> list[str]:
+def run(world: int, what: str, size: int, tmp_path: Path, each: int = 0) -> list[str]:
     command = "from quicoll.cli.main import main; main()"
     options = ["-n", str(world), "--restarts", "1", "--lost-after", "10"]
     done = subprocess.run(
-        [sys.executable, "-c", command, "run", *options, str(HELPERS / "local_ranks.py"), what, str(size)],
+        [sys.executable, "-c", command, "run", *options, str(HELPERS / "local_ranks.py"), what, str(size), str(each)],
         env={**os.environ, "QUICOLL_LOCAL": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
         cwd=tmp_path,
         capture_output=True,
@@ -559,6 +560,71 @@ def test_a_rank_that_is_killed_is_named_to_all_others(size: int, tmp_path: Path)
     assert said.count("shares memory: True") == 3, said
     got = sorted(line for line in said if line.startswith("rank"))
     assert got == [f"rank {rank} got PeerError of worker-1 lost ('worker-1',)" for rank in (0, 2)], said
+
+
+def test_ranks_of_two_hosts_share_memory_by_host_and_name_the_one_that_is_killed(tmp_path: Path) -> None:
+    said = run(4, "killed", 1 << 18, tmp_path, each=2)
+    for ranks in ("[0, 1]", "[2, 3]"):
+        assert said.count(f"ranks {ranks}: True") == 2, said
+    got = sorted(line for line in said if line.startswith("rank "))
+    assert got == [f"rank {rank} got PeerError of worker-1 lost ('worker-1',)" for rank in (0, 2, 3)], said
+
+
+@pytest.fixture
+def two_by_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the first cluster ranks 0 and 1 have one address, 2 and 3 another; the coordinator is the first to ask."""
+    hosts = iter(["127.0.0.1"] * 3 + ["127.0.0.2"] * 2)
+    monkeypatch.setattr(
+        quicoll.testing, "UdpSocket", lambda host, port, loop: UdpSocket(next(hosts, host), port, loop=loop)
+    )
+
+
+def parcels(jobs: list[Job]) -> list[int]:
+    """How many parcels each rank has given."""
+    found = []
+    for job in jobs:
+        communicator = job.group._context.engine._views.communicator
+        assert communicator is not None
+        assert communicator.ways is not None
+        found.append(communicator.ways.parcels.given)
+    return found
+
+
+@pytest.mark.usefixtures("two_by_two")
+async def test_every_type_and_operation_has_its_bits_where_parcels_go_inside_two_hosts() -> None:
+    async with cluster(4, local=True, lost_after=20.0) as jobs:
+        assert shares(jobs) == [False] * 4
+        assert {job.group._here.sites for job in jobs} == {(0, 0, 1, 1)}
+        chosen = [case for case in cases(4) if case.seed % 5 == 0]
+        for at in range(0, len(chosen), TOGETHER):
+            results = await everyone(jobs, lambda job, at=at: reductions(job, chosen[at : at + TOGETHER]))
+            assert [type(result) for result in results] == [list] * 4, results
+        moved = [Move(dtype, seed) for seed, dtype in enumerate(DTYPES)]
+        for at in range(0, len(moved), 4):
+            results = await everyone(jobs, lambda job, at=at: moves(job, moved[at : at + 4]))
+            assert [type(result) for result in results] == [list] * 4, results
+
+
+@pytest.mark.usefixtures("two_by_two")
+async def test_parcels_change_no_bit_of_what_the_network_carries() -> None:
+    works = {name: call for name, call in {**REDUCED, **MOVED}.items() if not name.startswith("uneven")}
+
+    async def work(job: Job) -> list[bytes]:
+        x = np.random.default_rng(job.rank).standard_normal(300_003).astype(np.float32)
+        found = []
+        for name, call in works.items():
+            for way in ("auto", "hierarchical", "tree" if name in ("broadcast", *REDUCED) else "direct"):
+                given = x[:300_000] if name in ("reduce_scatter", "scatter") else x
+                result = await call(job, given, way)
+                found.append(b"" if result is None else result.tobytes())
+        return found
+
+    async with cluster(4, local=True, lost_after=20.0) as jobs:
+        results = await everyone(jobs, work)
+        assert [type(result) for result in results] == [list] * 4, results
+        assert all(given > 0 for given in parcels(jobs))
+    async with cluster(4, lost_after=20.0) as jobs:
+        assert await everyone(jobs, work) == results
 
 
 def test_a_child_of_a_fork_takes_no_part_and_does_no_harm(tmp_path: Path) -> None:
