@@ -45,7 +45,7 @@ __all__ = ["Execution", "Moving", "TransferFailed", "Way"]
 
 _MOST_COPIED = 64 << 10  # bytes of one operation: what is cut into many short messages stays where it lies
 _MOST_KEPT = 32 << 20  # bytes of one operation that are under way as copies
-_FAR_NS = 5_000_000  # of round trip; a copy of a MiB takes a fiftieth of it
+_FAR_NS = 5_000_000  # of the shortest round trip; a copy of a MiB takes a fiftieth of it
 
 
 class Moving(Protocol):
@@ -65,8 +65,8 @@ class Way(Protocol):
     """To one rank, as `quicoll_transport.endpoint.Link` is one."""
 
     @property
-    def rtt_ns(self) -> int | None:
-        """The round trip; None where it is not measured."""
+    def min_rtt_ns(self) -> int | None:
+        """The shortest round trip; None where it is not measured."""
         ...
 
     def send(self, tag: bytes, payload: memoryview, on_done: Callable[[Moving], None]) -> Moving:
@@ -128,6 +128,8 @@ class Execution:
         self._prefix = prefix
         self._room = -1 if work.plan.collective == "send" else _MOST_COPIED  # for copies
         self._kept: dict[Moving, int] = {}  # bytes of each
+        self._kept_bytes = 0
+        self._far: dict[int, bool] = {}  # by number in the plan
         self._wake: Callable[[], None] = _nobody
         self._lanes = iter(work.plan.lanes)
         self._failures: list[TransferFailed] = []
@@ -172,7 +174,7 @@ class Execution:
         if self._open:
             for transfer in self._kept:
                 transfer.abort()
-        self._kept.clear()
+            self._kept.clear()
         self._wake = _nobody
 
     def _go_on(self, runner: _Runner) -> None:
@@ -192,8 +194,10 @@ class Execution:
     def _over(self, rank: int, sending: bool, transfer: Moving) -> None:
         """A transfer is done: if it failed, everything ends that has not."""
         kept = self._kept.pop(transfer, None)
-        if self._open == 0 and kept is not None:
-            return
+        if kept is not None:
+            self._kept_bytes -= kept
+            if self._open == 0:
+                return
         if transfer.error is not None:
             self._failures.append(TransferFailed(rank, transfer.error, sending=sending))
             self._wake()
@@ -213,13 +217,20 @@ class Execution:
             way.send_copy(tag, memory)
             return None
         over = partial(self._over, step.peer, True)
-        far = later and (way.rtt_ns or 0) >= _FAR_NS
-        if not far or sum(self._kept.values()) + len(memory) > _MOST_KEPT:
+        if not later or self._kept_bytes + len(memory) > _MOST_KEPT or not self._is_far(step.peer):
             return way.send(tag, memory, over)
         transfer = way.send(tag, memoryview(bytes(memory)), over)
         if not transfer.done:
             self._kept[transfer] = len(memory)
+            self._kept_bytes += len(memory)
         return transfer
+
+    def _is_far(self, peer: int) -> bool:
+        """Return whether an acknowledgement of a rank takes long; asked once, so that a plan is of one kind."""
+        far = self._far.get(peer)
+        if far is None:
+            far = self._far[peer] = (self._ways[self._ranks[peer]].min_rtt_ns or 0) >= _FAR_NS
+        return far
 
     def _run_lanes(self, work: Work) -> _Runner:
         unacknowledged: list[Moving] = []

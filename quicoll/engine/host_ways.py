@@ -138,8 +138,8 @@ class _HostWay:
         return nbytes >= LEAST and self.ways.parcels.fits(nbytes)
 
     @property
-    def rtt_ns(self) -> int | None:
-        return self.link.rtt_ns
+    def min_rtt_ns(self) -> int | None:
+        return self.link.min_rtt_ns
 
     def send_copy(self, tag: bytes, payload: memoryview) -> None:
         self.link.send_copy(tag, payload)

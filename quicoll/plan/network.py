@@ -23,7 +23,7 @@ _DEFAULT_RATE = 1 << 27  # bytes/s: about what one core encrypts and checks
 _MESSAGE_S = 100e-6
 _COMBINE_RATE = 2e9  # bytes/s read
 # Of a long path; see `messages`.
-_LONG_S = 2.5e-3
+_LONG_S = 0.01
 _LONG_CHUNK = 128 << 10
 _LEAST_OPEN, _MOST_OPEN = 4 << 20, 64 << 20
 _MOST_LANES = 512
@@ -139,9 +139,9 @@ def agreed(measured: Sequence[Sequence[int]], sites: Sequence[int]) -> NetworkMo
 def messages(network: NetworkModel, chunk_bytes: int) -> tuple[int, int]:
     """Return the longest message of a plan on a network, and how many lanes are open for each of its width.
 
-    A lost packet holds up the message that it is of for a round trip, and what follows from that; so where round trips
-    are long messages are short. To keep such a path busy more bytes have to be open than twice what it holds, since a
-    lane ends at the other end.
+    A lost packet holds up the message that it is of for a round trip, and what follows from that; so where a delay is
+    _LONG_S or more messages are short. (At 5 ms, and one packet of 10,000 lost, short ones took a tenth longer.) To
+    keep such a path busy more bytes have to be open than twice what it holds, since a lane ends at the other end.
 
     Args:
         network: Equal on all ranks, so that their plans fit.

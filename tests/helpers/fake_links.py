@@ -73,14 +73,15 @@ class FakeTransfer:
 class FakeLink:
     """The way to `rank`. log: of all transfers, shared by the links of a test. error: what every send raises."""
 
-    def __init__(self, rank: int, log: list[FakeTransfer], *, rtt_ns: int = 2_000_000) -> None:
+    def __init__(self, rank: int, log: list[FakeTransfer], *, min_rtt_ns: int | None = None) -> None:
         self.rank, self.log = rank, log
         self.messages: list[bytes] = []
         self.discarded: list[bytes] = []
         self.stats = SimpleNamespace(corrupt=0)
         self.ended = False
         self.error: Exception | None = None
-        self.rtt_ns, self.path_min_rtt_ns, self.delivery_rate = rtt_ns, None, 1 << 20
+        self.rtt_ns, self.path_min_rtt_ns, self.delivery_rate = 2_000_000, None, 1 << 20
+        self.min_rtt_ns = min_rtt_ns
 
     def snapshot(self) -> Any:
         return self

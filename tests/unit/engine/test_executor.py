@@ -44,7 +44,7 @@ class Run:
         ranks: tuple[int, ...] = (0, 1, 2),
         width: int = 1,
         collective: str = "all_reduce",
-        rtt_ns: int = 2_000_000,
+        min_rtt_ns: int | None = None,
     ) -> None:
         self.world = world
         self.log: list[FakeTransfer] = []
@@ -57,7 +57,7 @@ class Run:
             [self.input],
             self.output,
         )
-        links: Any = {rank: FakeLink(rank, self.log, rtt_ns=rtt_ns) for rank in ranks}
+        links: Any = {rank: FakeLink(rank, self.log, min_rtt_ns=min_rtt_ns) for rank in ranks}
         loop: HostLoop = world.host("a").start()
         self.task = loop.create_task(execute(work, links=links, ranks=ranks, prefix=b"prefix"))
         self.turn()
@@ -326,7 +326,7 @@ def test_a_message_above_the_bound_is_read_in_place(world: World, monkeypatch: p
 
 
 def far_run(world: World, lanes: list[Lane], **options: Any) -> Run:
-    return Run(world, lanes, rtt_ns=50_000_000, **options)
+    return Run(world, lanes, min_rtt_ns=50_000_000, **options)
 
 
 def test_a_plan_over_a_far_link_ends_with_its_result_and_leaves_the_last_message_to_the_link(world: World) -> None:
@@ -341,7 +341,7 @@ def test_a_plan_over_a_far_link_ends_with_its_result_and_leaves_the_last_message
 
 
 def test_over_a_near_link_the_last_message_is_awaited(world: World) -> None:
-    run = Run(world, [exchange(0)])
+    run = Run(world, [exchange(0)], min_rtt_ns=1_000_000)
     run.of("post", 1).arrive(bytes(16))
     run.turn()
     assert not run.task.done()

@@ -24,7 +24,7 @@ def all_reduce(nbytes: int) -> Schedule:
 
 
 def test_messages_stay_as_long_as_they_are_where_no_path_is_long() -> None:
-    assert messages(pair(0.002, 1e9), MIB) == (MIB, LANES_PER_WIDTH)
+    assert messages(pair(0.009, 1e9), MIB) == (MIB, LANES_PER_WIDTH)
 
 
 def test_one_long_path_makes_all_messages_short() -> None:
@@ -37,7 +37,7 @@ def test_short_messages_are_not_made_longer() -> None:
     assert messages(pair(0.1, 1e8), 1000)[0] == 1000
 
 
-@pytest.mark.parametrize(("latency", "rate"), [(0.005, 6e7), (0.025, 2.5e7), (0.05, 1.25e7), (0.15, 6e6), (0.05, 1e8)])
+@pytest.mark.parametrize(("latency", "rate"), [(0.0125, 6e7), (0.025, 2.5e7), (0.05, 1.25e7), (0.15, 6e6), (0.05, 1e8)])
 def test_on_a_long_path_more_bytes_are_open_than_twice_what_it_holds(latency: float, rate: float) -> None:
     chunk, lanes = messages(pair(latency, rate), MIB)
     assert chunk * lanes >= 2 * (2 * latency * rate)

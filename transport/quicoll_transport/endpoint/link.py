@@ -179,6 +179,12 @@ class Link:
         return self._core.detector.rtt_ns
 
     @property
+    def min_rtt_ns(self) -> int | None:
+        """The shortest round trip of the present connection, whatever queues or processors add; None if not known."""
+        path = self._host.path_stats(self._peer)
+        return None if path is None else path.min_rtt_ns
+
+    @property
     def silent_for(self) -> float:
         """Seconds since the peer was heard last."""
         return self._core.detector.silent_for(self._host.now_ns())
