@@ -127,6 +127,7 @@ class Transfer:
         self._receiver = Receiver(ack_delay_ns)
         self._queue = deque(range(packets))
         self._undelivered = set(range(packets))
+        self._asked = packets
         self._number = 0
         self._events: list[tuple[int, int, str, object]] = []
         self._count = 0
@@ -139,6 +140,14 @@ class Transfer:
             assert at < limit_ns, "too slow"
             self.step(at)
         return self.now_ns
+
+    def ask(self, packets: int) -> None:
+        """Let so many more packets be sent, from now on."""
+        more = range(self._asked, self._asked + packets)
+        self._asked += packets
+        self._queue.extend(more)
+        self._undelivered.update(more)
+        self._schedule("begin", None, self.now_ns)
 
     @property
     def is_done(self) -> bool:
@@ -180,7 +189,8 @@ class Transfer:
             self.timeouts += probes > 0
             self._again(timeout.lost)
             self._again(timeout.again)
-        self._send(probes)
+        while self._send(probes) and self._pacer is not None:
+            probes = 0
 
     def _again(self, pieces: list[tuple[PacketRun[list[int]], int, int]]) -> None:
         for run, start, stop in pieces[::-1]:
@@ -195,7 +205,8 @@ class Transfer:
             self._count += 1
             heapq.heappush(self._events, (at_ns, self._count, kind, what))
 
-    def _send(self, probes: int) -> None:
+    def _send(self, probes: int) -> bool:
+        """Send what may leave at once as one run; return whether anything did."""
         recovery, chunks = self.recovery, []
         room = recovery.room // DATAGRAM
         if self._pacer is not None:
@@ -212,7 +223,7 @@ class Transfer:
         if not self._queue:
             recovery.on_app_limited()
         if not chunks:
-            return
+            return False
         if self._pacer is not None:
             self._pacer.spend(len(chunks) * DATAGRAM)
         first = self._number
@@ -221,6 +232,7 @@ class Transfer:
         recovery.on_sent(PacketRun(first, self._number, DATAGRAM, 0, self.now_ns, (chunks,)))
         for number in range(first, self._number):
             self._schedule("data", number, self._forth.arrival(DATAGRAM, self.now_ns))
+        return True
 
 
 def run_together(transfers: Sequence[Transfer], until_ns: int) -> None:

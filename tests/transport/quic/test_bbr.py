@@ -12,6 +12,7 @@ from recovery_link import MS
 
 from quicoll_transport.quic.bbr import Bbr, BbrState
 from quicoll_transport.quic.controller import AckSample, LossSample, start_window
+from quicoll_transport.quic.path_memory import KnownPath, PathMemory, RememberedPath
 
 fixed = settings(derandomize=True, deadline=None, max_examples=100)
 SIZE = 1452
@@ -129,6 +130,14 @@ def test_a_queue_shows_that_the_path_was_full_whoever_limits() -> None:
     for _ in range(3):
         driven.round(rtt=2 * RTT, limited=True, flight=2 * CONTENTS)
     assert driven.bbr.state is BbrState.DRAIN
+
+
+def test_few_bytes_beside_others_who_fill_the_queue_end_no_startup() -> None:
+    driven = Driven()
+    driven.round()
+    for _ in range(20):
+        driven.round(SIZE * S // RTT, rtt=2 * RTT, limited=True, flight=0)
+    assert driven.bbr.state is BbrState.STARTUP
 
 
 def test_startup_ends_by_a_round_that_lost_too_much_and_grew_no_more() -> None:
@@ -262,7 +271,7 @@ def test_loss_without_a_queue_is_noise_and_lowers_nothing() -> None:
         assert driven.paced() >= RATE * 89 // 100
     assert 150 <= driven.bbr.noise.share <= 200, "2 % were lost, and the path's hundred packets stand for none"
     driven.until(BbrState.CRUISE)
-    assert driven.paced() > RATE, "what the path loses by itself is sent beside"
+    assert driven.paced() == RATE * 99 // 100
 
 
 def test_noise_is_bounded_and_loss_beyond_a_fifth_is_congestion_without_any_queue() -> None:
@@ -292,7 +301,7 @@ def test_a_path_that_loses_in_bursts_is_not_taken_for_congested_by_one_of_them()
     driven.round()
     driven.round()
     driven.round(rtt=RTT * 3 // 2, lost=CONTENTS // 12)
-    assert driven.paced() > RATE * 99 // 100
+    assert driven.paced() == RATE * 99 // 100
 
 
 def test_the_shortest_round_trip_is_measured_anew_where_nothing_confirms_it_for_five_seconds() -> None:
@@ -475,3 +484,102 @@ def test_chance_is_asked_for_once_in_a_cycle(queue: int) -> None:
         driven.until(BbrState.UP, rtt=RTT + queue * MS)
         driven.until(BbrState.CRUISE, rtt=RTT + queue * MS)
     assert drawn == [2] * 4
+
+
+# -- what is remembered -----------------------------------------------------------------------------------------------
+
+
+def resuming(rate: int, rtt: int = RTT, *, rounds: int = 1) -> tuple[Driven, RememberedPath]:
+    """A controller of a path of which this is remembered, after its first round trips, of few bytes."""
+    path = PathMemory().of(b"peer", "10.0.0.1")
+    path.learn(KnownPath(rate, rtt), 0, is_certain=True)
+    driven = Driven()
+    driven.bbr = Bbr(SIZE, random.Random(1).randbytes, path)
+    for _ in range(rounds):
+        driven.round(1000, limited=True, flight=0)
+    return driven, path
+
+
+def test_a_remembered_rate_holds_from_the_first_round_trip_on() -> None:
+    driven, _ = resuming(RATE)
+    assert driven.bbr.state is BbrState.RESUME
+    assert driven.paced() == RATE * 99 // 100
+    assert CONTENTS <= driven.bbr.window <= CONTENTS * 5 // 4
+
+
+def test_before_the_first_round_trip_a_memory_counts_for_nothing() -> None:
+    driven, _ = resuming(RATE, rounds=0)
+    assert driven.bbr.state is BbrState.STARTUP
+    assert driven.bbr.window == start_window(SIZE)
+
+
+@pytest.mark.parametrize("rtt", [RTT // 2, RTT * 2])
+def test_a_first_round_trip_of_half_or_twice_the_remembered_one_drops_the_memory(rtt: int) -> None:
+    driven, path = resuming(RATE, rtt)
+    assert driven.bbr.state is BbrState.STARTUP
+    assert driven.bbr.window < CONTENTS // 4
+    assert path.recall(driven.now) is None or path.recall(driven.now) == KnownPath(1000, RTT)
+
+
+def test_a_memory_that_is_right_is_believed_after_a_flight_and_more_is_looked_for() -> None:
+    driven, path = resuming(RATE)
+    driven.until(BbrState.UP)
+    assert driven.states == [BbrState.STARTUP, BbrState.RESUME, BbrState.UP]
+    assert driven.bbr.bandwidth.value == RATE
+    assert path.recall(driven.now) == KnownPath(RATE, RTT)
+
+
+def test_little_traffic_neither_proves_nor_refutes_a_memory() -> None:
+    driven, path = resuming(RATE)
+    for _ in range(50):
+        driven.round(RATE // 10, limited=True, flight=0)
+    assert driven.bbr.state is BbrState.RESUME
+    assert driven.paced() == RATE * 99 // 100
+    assert path.recall(driven.now) == KnownPath(RATE, RTT)
+
+
+def test_a_memory_of_twice_the_truth_ends_with_what_was_measured_and_drains() -> None:
+    driven, path = resuming(2 * RATE)
+    for _ in range(3):
+        driven.round(rtt=2 * RTT, flight=2 * CONTENTS)
+    assert BbrState.DRAIN in driven.states
+    assert BbrState.UP not in driven.states
+    assert driven.bbr.bandwidth.value == RATE
+    assert path.recall(driven.now) == KnownPath(RATE, RTT)
+
+
+def test_too_much_loss_ends_a_memory_in_the_midst_of_a_round() -> None:
+    driven, _ = resuming(2 * RATE)
+    driven.lose(CONTENTS // 2, flight=2 * CONTENTS)
+    assert driven.bbr.state is BbrState.DRAIN
+    assert driven.bbr.bandwidth.value == RATE, "half of it, where nothing was measured yet"
+
+
+def test_where_the_first_look_for_more_finds_a_fifth_the_memory_was_too_low_and_startup_follows() -> None:
+    driven, _ = resuming(RATE // 2)
+    driven.until(BbrState.UP, rate=RATE // 2)
+    for _ in range(2):
+        driven.round(RATE * 5 // 8)
+    assert driven.bbr.state is BbrState.STARTUP
+    assert driven.paced() > RATE
+
+
+def test_what_startup_has_seen_so_far_overwrites_no_more_than_less() -> None:
+    path = PathMemory().of(b"peer", "10.0.0.1")
+    driven = Driven()
+    driven.bbr = Bbr(SIZE, random.Random(1).randbytes, path)
+    driven.round(1000)
+    driven.round(RATE // 4)
+    assert path.recall(driven.now) == KnownPath(RATE // 4, RTT)
+    path.learn(KnownPath(RATE, RTT), driven.now, is_certain=True)
+    driven.round(RATE // 3)
+    assert path.recall(driven.now) == KnownPath(RATE, RTT)
+
+
+def test_persistent_congestion_forgets_what_was_remembered_and_does_not_ask_again() -> None:
+    driven, path = resuming(RATE)
+    driven.bbr.on_persistent_congestion(driven.now)
+    assert path.recall(driven.now) is None
+    path.learn(KnownPath(RATE, RTT), driven.now, is_certain=True)
+    driven.round(1000, limited=True, flight=0)
+    assert driven.bbr.state is BbrState.STARTUP

@@ -12,6 +12,7 @@ from recovery_link import DATAGRAM, MS, Line, Transfer, run_together
 from quicoll_transport.quic.bbr import Bbr
 from quicoll_transport.quic.cubic import Cubic
 from quicoll_transport.quic.newreno import NewReno
+from quicoll_transport.quic.path_memory import KnownPath, PathMemory
 
 if TYPE_CHECKING:
     from quicoll_transport.quic.controller import Controller
@@ -119,3 +120,38 @@ def test_the_same_seed_is_the_same_run() -> None:
         return transfers[0].arrived, transfers[1].arrived, line.dropped
 
     assert run() == run()
+
+
+def operations(remembered: float | None, *, queue: float = 1.0, loss: float = 0.0, seed: int = 1) -> list[float]:
+    """Eight operations of four path contents, a round trip apart, each over what the line alone takes for it.
+
+    remembered: the rate that is, of the true one; None: none is.
+    """
+    path = PathMemory().of(b"peer", "10.0.0.1")
+    if remembered is not None:
+        path.learn(KnownPath(int(RATE * remembered), RTT), 0, is_certain=True)
+    controller = Bbr(DATAGRAM, random.Random(seed).randbytes, path)
+    line, back = bottleneck(queue, loss=loss), Line(7, delay_ns=RTT // 2)
+    transfer = Transfer(2, controller, line, back, paced=True, ack_delay_ns=5 * MS)
+    transfer.run()
+    packets, ratios = 4 * CONTENTS // DATAGRAM, []
+    for _ in range(8):
+        begin = transfer.now_ns
+        transfer.ask(packets)
+        ratios.append((transfer.run() - begin) / (packets * DATAGRAM * S / RATE + RTT))
+        transfer.now_ns += RTT
+    return ratios
+
+
+@pytest.mark.parametrize("queue", [0.5, 1.0])
+def test_with_a_remembered_rate_the_first_operation_is_as_fast_as_the_others(queue: float) -> None:
+    assert max(operations(1.0, queue=queue)) < 1.1
+    assert operations(None, queue=queue)[0] > 1.5, "without one it is not"
+
+
+@pytest.mark.parametrize("queue", [0.5, 1.0])
+@pytest.mark.parametrize("wrong", [0.5, 2.0])
+def test_a_rate_that_is_remembered_as_half_or_double_costs_three_operations_at_most(wrong: float, queue: float) -> None:
+    ratios = operations(wrong, queue=queue)
+    assert max(ratios[3:]) < 1.15, ratios
+    assert ratios[0] < 2.0, ratios

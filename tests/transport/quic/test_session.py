@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from aioquic.quic.packet import QuicProtocolVersion, encode_quic_version_negotiation
+from cryptography.hazmat.primitives.hashes import SHA256
 from datagrams import one
 
 from quicoll_transport.carrier import CLOSE_NORMAL, CLOSE_REFUSED, Authenticated, Closed, ControlData
@@ -602,3 +603,39 @@ def test_a_session_lets_go_of_its_handshake_once_that_is_confirmed(credentials_o
     server.send_control(b"word")
     duo.run()
     assert ControlData(b"word") in duo.events[client]
+
+
+# -- what is remembered of paths --------------------------------------------------------------------------------------
+
+
+def test_what_one_connection_has_found_of_a_path_the_next_through_the_same_gate_begins_with(
+    credentials_of: CredentialsOf,
+) -> None:
+    config = SessionConfig(congestion="bbr")
+    gate = Gate(credentials=credentials_of("b"), config=config)
+
+    def connect(name: str) -> Duo:
+        client = dial(credentials_of(name), config=config)
+        server, _, _ = handshake_in_memory(client, gate, now_ns=START)
+        duo = Duo(client, server)
+        client.send_control(b"x" * 1000)
+        duo.run()
+        return duo
+
+    first = connect("a")
+    begin = first.server.path_stats().cwnd
+    first.server.send_control(bytes(4 << 20))
+    first.run()
+    found = first.server.path_stats().cwnd
+    assert found > 4 * begin
+    fingerprint = credentials_of("a").certificate.fingerprint(SHA256())
+    assert gate.memory.of(fingerprint, CLIENT[0]).recall(first.now) is not None
+
+    def after_a_word(name: str) -> int:
+        duo = connect(name)
+        duo.server.send_control(b"y")
+        duo.run()
+        return duo.server.path_stats().cwnd
+
+    assert after_a_word("a") > 2 * begin
+    assert after_a_word("d") < 2 * begin, "of another peer nothing is known"

@@ -383,6 +383,7 @@ class Endpoint:
             now_ns=now_ns,
             qlog=self._qlog,
             reset_key=self._gate.reset_key,
+            memory=self._gate.memory,
         )
 
     def _verify(self, event: Authenticated) -> Verified:

@@ -11,8 +11,8 @@ so that either side may be any QUIC. From the top:
     sending           what goes into the next packet, and which packets go now
     inbound           the peer's streams; `outbound` ours; `streams` one of them, `flow` what they may hold
     recovery          what is in flight, acknowledged, lost: over runs; `records` what they carried; `rtt`
-    controller        how much may be in flight: `bbr` with its `path_model`, `cubic`, `newreno`; `pacer` when it may
-                      leave; `mtu` how large
+    controller        how much may be in flight: `bbr` with its `path_model`, `cubic`, `newreno`; `path_memory` what is
+                      remembered of that; `pacer` when it may leave; `mtu` how large
     acknowledgements  what has arrived, and when the peer is told
     connection_ids, paths, closing, control
     packets           protection of packets, one and many; `keys` what protects them

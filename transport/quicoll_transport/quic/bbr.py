@@ -17,11 +17,19 @@ States (5.1); rate and window are in hundredths of the bandwidth and of the path
                           is a quarter of the path's contents. Again where that brought a tenth more, or where `_most`
                           was the limit and is being raised; else, or where too much is lost, DOWN (5.3.3.4; the draft
                           goes on for three rounds)
+    RESUME      100, 100  instead of STARTUP where a bandwidth is remembered (`path_memory`) and the first round trip is
+                          as long as then, or at least not half or twice that. Until as much was delivered as the path
+                          is said to hold, in two rounds, and a round was over in which it had enough to do: with three
+                          quarters of the rate delivered, and without too much loss, the memory was right, and UP
+                          follows, or DOWN where there is a queue; else what was measured counts, and DRAIN follows.
+                          If that first UP brings a fifth more and no queue, the memory was too low: STARTUP from there
     PROBE_RTT   100,  50  half of the path's contents for 200 ms and a round, from any state, where the shortest round
                           trip was not seen for five seconds (5.3.4)
 
-The rate is one in a hundred below that (5.6.2, so that a queue goes rather than comes) and above it by the noise, for
-what the path loses is no load on it.
+The rate is one in a hundred below that (5.6.2, so that a queue goes rather than comes). What the path loses is not made
+up for: the bandwidth is the largest that was seen, in a round trip in which next to nothing was lost. (With as much
+more as is lost a queue grew while it cruised, and a burst of losses on top of it looked like others: it gave way, again
+and again, and had 63 % of a path that loses 2 % in bursts of eight.)
 
 When a loss is congestion. A queue is a round trip of this round or the last that was longer than the shortest by an
 eighth and a millisecond. Too much is lost in a round when there is a queue, and more than eight packets, and a share
@@ -58,13 +66,16 @@ Invariants
 
 Failure cases
     The application sends nothing, or little: its samples count only where they are above the bandwidth; no round of it
-    ends STARTUP or UP, unless there was a queue: then the path was full all the same. Both wait for it, so many short
-    operations are one long one. PROBE_RTT that fell asleep ends at the next packet (5.4.1).
+    ends STARTUP or UP, unless there was a queue and half of the window was in use: then the path was full all the same.
+    (A queue alone may be others': a barrier beside their flow would end STARTUP at a few kilobytes a second.) Both wait
+    for it, so many short operations are one long one. PROBE_RTT that fell asleep ends at the next packet (5.4.1).
     A recovery period that was a mistake: limits, STARTUP and UP are what they were when it began (5.5.11).
     Persistent congestion: nothing that is believed of the path holds any more, save its noise. STARTUP from four
     datagrams.
     A smaller bandwidth: what was delivered before is forgotten within two cycles of probing, about five seconds; until
     then a queue of one round trip stands, or `_slow` follows the losses.
+    A memory that is wrong: twice the truth puts at most another content of the path into the queue, for two rounds, and
+    half of it is left by UP and STARTUP.
     Another path: a new controller, by recovery.
 """
 
@@ -75,6 +86,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from quicoll_transport.quic.controller import AckSample, LossSample, start_window
+from quicoll_transport.quic.path_memory import KnownPath, RememberedPath
 from quicoll_transport.quic.path_model import PARTS, Aggregation, Bandwidth, Noise, ShortestRoundTrip
 
 __all__ = ["Bbr", "BbrState"]
@@ -104,6 +116,9 @@ _WAIT_SPREAD_NS = _NS  # so much more
 _MOST_WAIT_ROUNDS = 63
 _DRAIN_ROUNDS = 3
 _PROBE_RTT_NS = 200 * _MS
+_RESUME_ROUNDS = 2
+_RIGHT = 75  # of a hundred: what has to be delivered of a remembered rate
+_LOW = 120  # of a hundred: where the first UP brings more, the memory was too low
 _MOST_RISE = 4096  # datagrams a round
 
 
@@ -117,6 +132,7 @@ class BbrState(Enum):
     REFILL = "refill"
     UP = "up"
     PROBE_RTT = "probe rtt"
+    RESUME = "resume"
 
 
 _GAINS = {
@@ -127,6 +143,7 @@ _GAINS = {
     BbrState.REFILL: (100, 200),
     BbrState.UP: (125, 225),
     BbrState.PROBE_RTT: (100, 50),
+    BbrState.RESUME: (100, 100),
 }
 
 
@@ -142,13 +159,16 @@ class _Before:
 class Bbr:
     """A Controller; see the module's head."""
 
-    def __init__(self, datagram: int, draw: Callable[[int], bytes]) -> None:
+    def __init__(self, datagram: int, draw: Callable[[int], bytes], remembered: RememberedPath | None = None) -> None:
         """Begin a path.
 
         Args:
             datagram: Bytes of a full datagram.
             draw: Returns so many bytes of chance.
+            remembered: What is known of the path, and remembers what this finds out; None: nothing and nobody.
         """
+        self._remembered = remembered
+        self._has_asked = remembered is None  # what is remembered
         self._datagram = datagram
         self._draw = draw
         self._window = start_window(datagram)
@@ -168,7 +188,8 @@ class Bbr:
         self._slow: int | None = None
         # this round
         self._round, self._round_end = 0, 0  # how many there were; bytes delivered at which this one is over
-        self._acked = self._lost = self._flight = 0  # bytes; _flight: the most that was in flight before a loss
+        self._acked = self._lost = 0  # bytes
+        self._flight = self._peak = 0  # the most that was in flight, before a loss and at all
         self._longest_ns = self._longest_before_ns = 0  # round trip, and of the round before
         # this state
         self._since_round = 0
@@ -178,6 +199,8 @@ class Bbr:
         self._rise, self._rise_credit = 1, 0  # datagrams by which `_most` is raised in a round
         self._raised = False  # in this round
         self._wait_ns, self._waiting_since_ns, self._waiting_since_round = 0, 0, 0
+        self._tested, self._measured = 0, 0  # RESUME: bytes delivered at which it began, and the best rate since
+        self._is_resumed = False  # UP is the first after RESUME
         self._quiet_until_ns: int | None = None  # PROBE_RTT: since no more is in flight than it allows, and until then
 
     # -- what it says ------------------------------------------------------------------------------------------------
@@ -197,7 +220,7 @@ class Bbr:
         return max(self._paced(bandwidth), least)
 
     def _paced(self, bandwidth: int) -> int:
-        return bandwidth * self._pace_gain * _MARGIN // 100 * PARTS // (100 * (PARTS - self.noise.share))
+        return bandwidth * self._pace_gain * _MARGIN // 10_000
 
     @property
     def _least(self) -> int:
@@ -244,9 +267,17 @@ class Bbr:
         if sample.rtt_ns is not None:
             due = self.shortest.on_sample(sample.rtt_ns, now_ns)
             self._longest_ns = max(self._longest_ns, sample.rtt_ns)
-        if sample.rate is not None:
+            if not self._has_asked:
+                self._ask(sample.rtt_ns, sample)
+        if sample.rate is None:
+            pass
+        elif self.state is BbrState.RESUME:
+            if self._is_busy(sample):
+                self._measured = max(self._measured, sample.rate)
+        else:
             self.bandwidth.on_sample(sample.rate, app_limited=sample.app_limited)
         self._acked += sample.acked
+        self._peak = max(self._peak, sample.prior_in_flight)
         self._clumps.on_acked(sample.acked, self._bounded, self._window, now_ns)
         if self.state is BbrState.UP:
             self._raise_most(sample)
@@ -264,6 +295,8 @@ class Bbr:
             self._before = _Before(self.state, self._most, self._slow)
         self._lost += sample.lost
         self._flight = max(self._flight, sample.prior_in_flight)
+        if self.state is BbrState.RESUME and self._is_too_much(sample.prior_in_flight):
+            self._end_resume(sample.now_ns, is_right=False)
         if self._is_probe and self._is_too_much(sample.prior_in_flight):
             self._is_probe = False
             self._most = max(sample.prior_in_flight, self._contents(self._bounded) * _KEPT // 100, self._least)
@@ -291,6 +324,9 @@ class Bbr:
         """See Controller."""
         round_end = self._round_end
         self._forget()
+        self._has_asked = True
+        if self._remembered is not None:
+            self._remembered.forget()
         self._round_end = round_end
         self._window = self._least
 
@@ -320,8 +356,12 @@ class Bbr:
         return self.state is BbrState.DOWN or self.state is BbrState.CRUISE
 
     def _is_busy(self, sample: AckSample) -> bool:
-        """Return whether the path had as much as it could take: the application did not limit it, or it has a queue."""
-        return not sample.app_limited or self._has_queue()
+        """Return whether the path had as much as it could take.
+
+        The application did not limit it; or it has a queue, and that is our own: half of the window was in use. (A few
+        bytes beside a flow of others that fills the queue say nothing.)
+        """
+        return not sample.app_limited or (self._peak * 2 >= self._window and self._has_queue())
 
     def _is_others(self, *, too_much: bool) -> bool:
         """Return whether what a round has lost asks to give way to others."""
@@ -340,18 +380,21 @@ class Bbr:
             self.noise.on_round(self._lost, self._acked, self._datagram)
         if self.state is BbrState.STARTUP:
             self._check_full(sample, too_much=too_much)
+            self._tell(sample.now_ns)
         elif self._is_others(too_much=too_much):
             self._give_way()
         self._round += 1
         self._round_end = sample.delivered
         self._clumps.on_round(self._round)
         self._longest_before_ns, self._longest_ns = self._longest_ns, sample.rtt_ns or 0
-        self._acked = self._lost = self._flight = 0
+        self._acked = self._lost = self._flight = self._peak = 0
         rounds = self._round - self._since_round
         if self.state is BbrState.DOWN and self._is_probe and rounds >= 2:
             self._is_probe = False
         elif self.state is BbrState.REFILL:
             self._go_up(sample.now_ns)
+        elif self.state is BbrState.RESUME:
+            self._check_resume(sample, too_much=too_much)
         elif self.state is BbrState.UP:
             if self._raised:
                 self._rise = min(2 * self._rise, _MOST_RISE)
@@ -380,11 +423,59 @@ class Bbr:
     def _check_up(self, now_ns: int) -> None:
         """End UP where it brings nothing more; called when a round of its own packets was acknowledged."""
         bandwidth = self.bandwidth.value
-        if bandwidth * 100 >= self._full * _GROWTH or self._raised:
+        resumed, self._is_resumed = self._is_resumed, False
+        if resumed and bandwidth * 100 >= self._full * _LOW and not self._has_queue():
+            self._is_full, self._full, self._full_rounds = False, bandwidth, 0
+            self._go(BbrState.STARTUP)
+        elif bandwidth * 100 >= self._full * _GROWTH or self._raised:
             self._full = bandwidth
             self._go(BbrState.UP)
         else:
             self._go_down(now_ns)
+
+    # -- what is remembered ------------------------------------------------------------------------------------------
+
+    def _ask(self, rtt_ns: int, sample: AckSample) -> None:
+        """Begin with what is remembered, if the first round trip is like it."""
+        self._has_asked = True
+        remembered = self._remembered
+        known = None if remembered is None else remembered.recall(sample.now_ns)
+        if remembered is None or known is None:
+            return
+        if not known.rtt_ns < 2 * rtt_ns < 4 * known.rtt_ns:
+            remembered.forget()
+        elif self.state is BbrState.STARTUP and known.rate > self.bandwidth.value:
+            self.bandwidth.begin_with(known.rate)
+            self._tested, self._measured = sample.delivered, 0
+            self._go(BbrState.RESUME)
+
+    def _check_resume(self, sample: AckSample, *, too_much: bool) -> None:
+        """End RESUME where a whole flight has shown what the path takes."""
+        enough = sample.delivered - self._tested >= self._contents(self.bandwidth.value)
+        if too_much:
+            self._end_resume(sample.now_ns, is_right=False)
+        elif enough and self._measured and self._round - self._since_round >= _RESUME_ROUNDS:
+            right = self._measured * 100 >= self.bandwidth.value * _RIGHT
+            self._end_resume(sample.now_ns, is_right=right)
+
+    def _end_resume(self, now_ns: int, *, is_right: bool) -> None:
+        self._is_full = True
+        if not is_right:
+            self.bandwidth.begin_with(self._measured or max(self.bandwidth.value // 2, 1))
+            self._go(BbrState.DRAIN)
+        elif self._has_queue():
+            self.bandwidth.begin_with(min(self.bandwidth.value, self._measured))
+            self._go_down(now_ns)
+        else:
+            self._go_up(now_ns)
+            self._is_resumed = True
+        self._tell(now_ns)
+
+    def _tell(self, now_ns: int) -> None:
+        """Let what was found out be remembered."""
+        if self._remembered is not None and self.shortest.value_ns is not None:
+            path = KnownPath(self._bounded, self.shortest.value_ns)
+            self._remembered.learn(path, now_ns, is_certain=self._is_full)
 
     def _raise_most(self, sample: AckSample) -> None:
         """Allow for more in flight where that was the limit: by 1, 2, 4 ... datagrams a round (5.3.3.6).
@@ -411,6 +502,7 @@ class Bbr:
     def _go_down(self, now_ns: int) -> None:
         """Begin a cycle of probing."""
         self.bandwidth.end_cycle()
+        self._tell(now_ns)
         self._wait_ns = _WAIT_NS + _WAIT_SPREAD_NS * int.from_bytes(self._draw(2), "big") // 65536
         self._waiting_since_ns, self._waiting_since_round = now_ns, self._round
         self._go(BbrState.DOWN)
@@ -471,7 +563,9 @@ class Bbr:
     def _resize(self, sample: AckSample) -> None:
         """Set the window (5.6.4.6): it grows by what arrives."""
         target = self._target()
-        if self._is_full:
+        if self.state is BbrState.RESUME:
+            self._window = target
+        elif self._is_full:
             self._window = min(self._window + sample.acked, target)
         elif self._window < target or sample.delivered < start_window(self._datagram):
             self._window += sample.acked

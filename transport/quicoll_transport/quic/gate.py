@@ -21,6 +21,7 @@ from quicoll_transport.quic.chance import random_bytes
 from quicoll_transport.quic.connection_ids import reset_datagram, reset_key, reset_token
 from quicoll_transport.quic.handshake import Handshake, handshake_configuration
 from quicoll_transport.quic.parameters import local_parameters
+from quicoll_transport.quic.path_memory import PathMemory
 from quicoll_transport.quic.session import Session
 from quicoll_transport.quic.terms import (
     CID_LENGTH,
@@ -48,6 +49,7 @@ class Gate:
     Nothing is kept for a source before it has shown that it receives at its address.
 
     reset_key: for the reset tokens of all connections of this endpoint, those that it dials included.
+    memory: of the paths to peers, for the same.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Gate:
             qlog: Gets the traces; None: nobody traces.
             port: Where the endpoint listens.
         """
+        self.memory = PathMemory()
         self._config = config
         self._qlog = qlog
         self._used: dict[bytes, int] = {}  # connection ids of tokens that were used, and until when they are valid
@@ -160,7 +163,9 @@ class Gate:
             retry_cid=retried,
         )
         cids = [cid, handshake.cid]
-        return Session(handshake, cids=cids, config=self._config, reset_key=self.reset_key, qlog=self._qlog)
+        return Session(
+            handshake, cids=cids, config=self._config, reset_key=self.reset_key, qlog=self._qlog, memory=self.memory
+        )
 
     def _use(self, cid: bytes, now_ns: int) -> None:
         """Remember that the token for this connection id was used, for as long as it would be good."""

@@ -58,6 +58,10 @@ class Bandwidth:
         self._before, self._now = min(self._before, most), min(self._now, most)
         self.value = max(self._before, self._now)
 
+    def begin_with(self, rate: int) -> None:
+        """Believe in this, and forget what was seen."""
+        self._before, self._now, self.value = 0, rate, rate
+
     def end_cycle(self) -> None:
         """Begin the next cycle of probing; one that brought no sample goes on."""
         if self._now:

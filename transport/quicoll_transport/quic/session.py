@@ -18,6 +18,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from cryptography.hazmat.primitives.hashes import SHA256
+
 from quicoll_transport.carrier import (
     CLOSE_NORMAL,
     Authenticated,
@@ -36,6 +38,7 @@ from quicoll_transport.quic.chance import random_bytes
 from quicoll_transport.quic.handshake import Handshake, handshake_configuration, short_packet
 from quicoll_transport.quic.mtu import PathMtu
 from quicoll_transport.quic.parameters import local_parameters
+from quicoll_transport.quic.path_memory import PathMemory, RememberedPath
 from quicoll_transport.quic.plane import Plane
 from quicoll_transport.quic.terms import DATAGRAM_BYTES, SessionConfig, controller_of, error_name
 
@@ -70,6 +73,7 @@ class Session:
         config: SessionConfig,
         reset_key: bytes,
         qlog: QuicLogger | None = None,
+        memory: PathMemory | None = None,
     ) -> None:
         """Begin with a handshake.
 
@@ -79,6 +83,7 @@ class Session:
             config: Of the connection.
             reset_key: For stateless reset tokens.
             qlog: Gets the trace at the end; None: nobody traces.
+            memory: Of the paths to peers; None: of its own, so it ends with the connection.
         """
         self.is_client = handshake.is_client
         self.cids: list[bytes] = list(cids)
@@ -93,6 +98,7 @@ class Session:
         self._config = config
         self._reset_key = reset_key
         self._qlog = qlog
+        self._memory = PathMemory() if memory is None else memory
         self._most_datagram: int | None = None
         self._events: deque[CarrierEvent] = deque()
         self._told = False  # how it ended
@@ -117,6 +123,7 @@ class Session:
         now_ns: int,
         qlog: QuicLogger | None = None,
         reset_key: bytes | None = None,
+        memory: PathMemory | None = None,
     ) -> Session:
         """Dial an address; the first datagrams are ready at once.
 
@@ -127,13 +134,14 @@ class Session:
             now_ns: The time.
             qlog: Gets the trace at the end; None: nobody traces.
             reset_key: For stateless reset tokens; None: of its own, so that nobody can say that we are gone.
+            memory: Of the paths to peers; None: of its own, so it ends with the connection.
         """
         quic = handshake_configuration(credentials, config, is_client=True)
         quic.quic_logger = qlog
         handshake = Handshake(quic, local_parameters(config))
         handshake.connect(address, now_ns)
         key = reset_key or random_bytes(RESET_KEY_BYTES)
-        return cls(handshake, cids=[handshake.cid], config=config, reset_key=key, qlog=qlog)
+        return cls(handshake, cids=[handshake.cid], config=config, reset_key=key, qlog=qlog, memory=memory)
 
     # -- datagrams and time --------------------------------------------------------------------------------------
 
@@ -166,7 +174,7 @@ class Session:
         plane = self._plane = Plane(
             handover,
             reader=self,
-            controller=lambda size: controller_of(config.congestion, size, random_bytes),
+            controller=lambda size: controller_of(config.congestion, size, random_bytes, self._remembered(handover)),
             mtu=lambda: self._begin_search(handover),
             key_packets=config.key_packets,
             forged_packets=config.forged_packets,
@@ -186,6 +194,13 @@ class Session:
         self._waiting.clear()
         for packet in handover.early:
             plane.receive_one(packet, handover.address, now_ns)
+
+    def _remembered(self, handover: Handover) -> RememberedPath | None:
+        """Return what is remembered of the present path to the peer; None: it has shown no certificate."""
+        if handover.certificate is None:
+            return None
+        address = handover.address if self._plane is None else self._plane.paths.current.address
+        return self._memory.of(handover.certificate.fingerprint(SHA256()), str(address[0]))
 
     def _begin_search(self, handover: Handover) -> PathMtu:
         """Return where the search for the size of datagrams begins, and how far it goes."""

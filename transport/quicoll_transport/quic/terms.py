@@ -31,6 +31,7 @@ from quicoll_transport.quic.newreno import NewReno
 if TYPE_CHECKING:
     from quicoll_transport.net.runs import DatagramRun
     from quicoll_transport.quic.controller import Controller
+    from quicoll_transport.quic.path_memory import RememberedPath
 
 __all__ = [
     "ALPN",
@@ -106,16 +107,19 @@ class SessionConfig:
             raise ConfigurationError(f"key_packets must be 1 to {_MOST_KEY_PACKETS}, is {self.key_packets}")
 
 
-def controller_of(name: str, datagram: int, draw: Callable[[int], bytes]) -> Controller:
-    """Return congestion control for a path of which nothing is known.
+def controller_of(
+    name: str, datagram: int, draw: Callable[[int], bytes], remembered: RememberedPath | None = None
+) -> Controller:
+    """Return congestion control for a path.
 
     Args:
         name: Of CONTROLLERS.
         datagram: Bytes of a datagram on it.
         draw: Returns so many bytes of chance.
+        remembered: What is known of the path; None: nothing.
     """
     if name == "bbr":
-        return Bbr(datagram, draw)
+        return Bbr(datagram, draw, remembered)
     return Cubic(datagram) if name == "cubic" else NewReno(datagram)
 
 
