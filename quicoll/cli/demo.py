@@ -136,9 +136,8 @@ class _Cluster:
         if faults:
             arguments += ["--kill-node", self._to_kill, "--kill-at", str(self._kill_at)]
             arguments += ["--cut-node", nodes[1], "--cut-at", str(steps // 2), "--cut-for", str(CUT_FOR_S)]
-        self._program = _forked(arguments)
         self._supervisor = Supervisor(
-            self._program or [sys.executable, "-m", "quicoll.demo.worker", *arguments],
+            _forked(arguments) or [sys.executable, "-m", "quicoll.demo.worker", *arguments],
             workers=story.workers,
             job="demo",
             events=events,
@@ -148,9 +147,6 @@ class _Cluster:
 
     async def run(self) -> RunExit:
         running = asyncio.create_task(self._supervisor.run())
-        if self._program is not None:
-            await asyncio.sleep(0)  # the coordinator is started first: it needs the other core for as long
-            await asyncio.wait([running, asyncio.ensure_future(self._program.ready())], return_when="FIRST_COMPLETED")
         looking = asyncio.create_task(self._look()) if self._story.live is not None else None
         deadline = time.monotonic() + DEADLINE_S
         try:

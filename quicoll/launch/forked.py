@@ -1,7 +1,8 @@
 """Workers without the time that a process takes to import: forks of this process, which has imported it once.
 
 Four workers that each import torch keep two cores busy for ten seconds before the first of them joins. Here it is
-imported once, on a thread, while the coordinator starts; a worker that is started again is there at once, too.
+imported once, on a thread, when the first of them is to be started; one that is started again is there at once, too.
+Not before, while the coordinator starts: who imports holds Python's lock for long, and would not hear of it.
 
     ForkedProgram:  new --ready--> imported (again: nothing)
     ForkedProcess:  running --the system says that it has ended--> ended, its status taken once, whoever waits

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 from pathlib import Path
@@ -189,9 +190,12 @@ class Led:
     async def scale(self, world_size: int) -> None:
         """Ask for so many ranks by the command, and take steps until one was of them."""
         command = [sys.executable, "-m", "quicoll.cli.main", "scale", str(world_size)]
-        command += ["--coordinator", self.address, "--certs", str(self.certs), "--no-wait"]  # it would have a deadline
-        asking = await asyncio.create_subprocess_exec(*command)
-        assert await asking.wait() == 0
+        command += ["--coordinator", self.address, "--certs", str(self.certs), "--json"]
+        command += ["--no-wait"]  # it would have a deadline
+        asking = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+        said, _ = await asking.communicate()
+        assert asking.returncode == 0
+        assert [json.loads(line)["world_size"] for line in said.splitlines()] == [world_size]
         await self.until(lambda: self.asked == world_size)
         await self.until(lambda: len(self.here) >= world_size)
         while self.steps[-1] != world_size:
