@@ -70,7 +70,8 @@ async def measure_job(job: Job, cell: WanCell, gloo_at: str | None) -> dict[str,
     """
     if job.world_size != cell.ranks:
         raise LocalError(f"rank {job.rank}: the job has {job.world_size} ranks, and {cell.ranks} are to be measured")
-    # Nothing else is on the links while quicoll is measured: another flow's queues would be taken for its own path's.
+    # First, on links that nothing else is on or was on: what Gloo sent would be in its queues, and a connection that
+    # has been idle for seconds is not a new one.
     found = {"quicoll": await time_operations(job, Quicoll(job), cell, time.monotonic)}
     if gloo_at is None:
         return found
