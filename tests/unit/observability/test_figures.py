@@ -248,7 +248,7 @@ def test_the_sdk_gets_a_span_for_each_step_with_those_of_its_operations_below_an
 
 
 @pytest.mark.parametrize(("how", "module", "extra"), [
-    ({"telemetry": True}, "opentelemetry", "otel"),
+    ({"telemetry": True}, "opentelemetry.metrics", "otel"),
     ({"metrics": "127.0.0.1:0"}, "prometheus_client", "metrics"),
 ])  # fmt: skip
 def test_without_the_package_the_error_says_what_to_install(
