@@ -195,12 +195,14 @@ def test_prometheus_own_tool_finds_nothing_wrong_with_what_is_served() -> None:
 
 
 @pytest.mark.loopback
-def test_a_port_that_is_taken_is_an_error_that_names_the_setting() -> None:
+def test_a_port_that_is_taken_is_an_error_that_names_the_setting_and_nothing_is_left_open(tmp_path: Path) -> None:
     pytest.importorskip("prometheus_client")
     kept = recorded(metrics="127.0.0.1:0")
     try:
         with pytest.raises(LocalError, match=r"metrics = '127\.0\.0\.1:.* cannot be served"):
-            recorded(metrics=kept.served)
+            recorded(metrics=kept.served, trace_dir=tmp_path)
+        (trace,) = tmp_path.iterdir()
+        assert b'"kind":"end"' in trace.read_bytes()
     finally:
         kept.recorder.close()
 
