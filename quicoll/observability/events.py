@@ -12,6 +12,7 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -108,20 +109,22 @@ class Observers:
 
 
 class JsonLines:
-    """Appends one JSON object a line: {"t": seconds, "node": ..., "kind": ..., fields...}.
+    """Appends one JSON object a line: {"t": seconds, "time": date and time, "node": ..., "kind": ..., fields...}.
 
     Each line is one write, so that a reader sees half a line of a killed process at most at the very end.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, *, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
         """Open the file, and make its directory unless it is there.
 
         Args:
             path: The file; what is in it stays.
+            now: Date and time, aware.
         Raises:
             LocalError: It cannot be written.
         """
         path = Path(path)
+        self._now = now
         make_directory(path.parent, "events")
         try:
             self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -132,7 +135,8 @@ class JsonLines:
         """Write an event; after `close` it is dropped."""
         if self._fd < 0:
             return
-        line = {"t": event.t_ns / 1e9, "node": event.node, "kind": event.kind, **event.fields}
+        time = self._now().isoformat(timespec="milliseconds")
+        line = {"t": event.t_ns / 1e9, "time": time, "node": event.node, "kind": event.kind, **event.fields}
         os.write(self._fd, (json.dumps(line, default=str) + "\n").encode())
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ another thread, and later.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from quicoll.errors import LocalError
@@ -30,12 +31,11 @@ _WAITING = 1 << 16
 def demand_open_telemetry() -> tuple[Any, Any]:
     """Return the API's modules for metrics and for traces. Raises LocalError where the package is not there."""
     try:
-        from opentelemetry import metrics, trace
+        return import_module("opentelemetry.metrics"), import_module("opentelemetry.trace")
     except ImportError:
         raise LocalError(
             "telemetry is on, and opentelemetry-api is not installed: pip install 'quicoll[otel]'"
         ) from None
-    return metrics, trace
 
 
 class OpenTelemetryInstruments:

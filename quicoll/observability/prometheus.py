@@ -6,6 +6,7 @@ They are of this process alone and have a registry of their own: a program that 
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 from quicoll.errors import LocalError
@@ -29,7 +30,7 @@ class PrometheusInstruments:
             LocalError: The package is not there, or nothing can be served there.
         """
         try:
-            import prometheus_client as client
+            client: Any = import_module("prometheus_client")
         except ImportError:
             raise LocalError(
                 f"metrics = {address!r}, and prometheus_client is not installed: pip install 'quicoll[metrics]'"

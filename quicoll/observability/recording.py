@@ -83,6 +83,29 @@ def record_rank(
             make_directory(directory, what)
     process = _process(chance)
     sinks: list[Sink] = []
+    try:
+        served = _add_sinks(sinks, job, node, process, trace_dir, telemetry, metrics)
+    except BaseException:
+        for sink in sinks:
+            sink.close(0)
+        raise
+    stream = FlightStream() if sinks else None
+    recorder = _recorder(job, node, process, "rank", stream)
+    if flight_dir is not None:
+        FlightWriter(recorder, flight_file(flight_dir, node, process))
+    return RankRecord(recorder, None if stream is None else StreamThread(stream, sinks), served)
+
+
+def _add_sinks(
+    sinks: list[Sink],
+    job: str,
+    node: str,
+    process: str,
+    trace_dir: str | Path | None,
+    telemetry: bool,
+    metrics: str | None,
+) -> str:
+    """Make those that are asked for; return where figures are served, "" where nowhere."""
     if trace_dir is not None:
         header = FlightHeader(
             format=FLIGHT_FORMAT,
@@ -105,11 +128,7 @@ def record_rank(
         instruments = PrometheusInstruments(metrics, job=job, node=node)
         served = instruments.address
         sinks.append(Figures(instruments))
-    stream = FlightStream() if sinks else None
-    recorder = _recorder(job, node, process, "rank", stream)
-    if flight_dir is not None:
-        FlightWriter(recorder, flight_file(flight_dir, node, process))
-    return RankRecord(recorder, None if stream is None else StreamThread(stream, sinks), served)
+    return served
 
 
 def record_flight(directory: str | Path, *, job: str, node: str, chance: int = 0, role: str = "rank") -> FlightRecorder:

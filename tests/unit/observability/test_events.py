@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from quicoll.observability.events import Observers
 
 def test_events_are_one_json_object_a_line(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "worker-0.jsonl"
-    lines = JsonLines(path)
+    lines = JsonLines(path, now=lambda: datetime(2026, 11, 24, 0, 30, tzinfo=UTC))
     observers = Observers("worker-0", lambda: 1_500_000_000, lines)
     observers.emit("view_installed", view=3, nodes=["a", "b"])
     observers.emit("held", cause='a "reason"')
@@ -23,8 +24,15 @@ def test_events_are_one_json_object_a_line(tmp_path: Path) -> None:
     observers.emit("held", cause="after the end")  # is dropped, not an error
     got = [json.loads(line) for line in path.read_text().splitlines()]
     assert got == [
-        {"t": 1.5, "node": "worker-0", "kind": "view_installed", "view": 3, "nodes": ["a", "b"]},
-        {"t": 1.5, "node": "worker-0", "kind": "held", "cause": 'a "reason"'},
+        {
+            "t": 1.5,
+            "time": "2026-11-24T00:30:00.000+00:00",
+            "node": "worker-0",
+            "kind": "view_installed",
+            "view": 3,
+            "nodes": ["a", "b"],
+        },
+        {"t": 1.5, "time": "2026-11-24T00:30:00.000+00:00", "node": "worker-0", "kind": "held", "cause": 'a "reason"'},
     ]
 
 

@@ -195,12 +195,14 @@ def test_prometheus_own_tool_finds_nothing_wrong_with_what_is_served() -> None:
 
 
 @pytest.mark.loopback
-def test_a_port_that_is_taken_is_an_error_that_names_the_setting() -> None:
+def test_a_port_that_is_taken_is_an_error_that_names_the_setting_and_nothing_is_left_open(tmp_path: Path) -> None:
     pytest.importorskip("prometheus_client")
     kept = recorded(metrics="127.0.0.1:0")
     try:
         with pytest.raises(LocalError, match=r"metrics = '127\.0\.0\.1:.* cannot be served"):
-            recorded(metrics=kept.served)
+            recorded(metrics=kept.served, trace_dir=tmp_path)
+        (trace,) = tmp_path.iterdir()
+        assert b'"kind":"end"' in trace.read_bytes()
     finally:
         kept.recorder.close()
 
@@ -248,7 +250,7 @@ def test_the_sdk_gets_a_span_for_each_step_with_those_of_its_operations_below_an
 
 
 @pytest.mark.parametrize(("how", "module", "extra"), [
-    ({"telemetry": True}, "opentelemetry", "otel"),
+    ({"telemetry": True}, "opentelemetry.metrics", "otel"),
     ({"metrics": "127.0.0.1:0"}, "prometheus_client", "metrics"),
 ])  # fmt: skip
 def test_without_the_package_the_error_says_what_to_install(
