@@ -75,6 +75,7 @@ class FakeLink:
 
     def __init__(self, rank: int, log: list[FakeTransfer], *, min_rtt_ns: int | None = None) -> None:
         self.rank, self.log = rank, log
+        self.node = f"worker-{rank}"
         self.messages: list[bytes] = []
         self.discarded: list[bytes] = []
         self.stats = SimpleNamespace(corrupt=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from quicoll.engine.calls import MAX_AHEAD, MAX_AHEAD_BYTES, Call, Calls, Known, Slot, Work, measurements, site_numbers
@@ -277,6 +278,23 @@ def test_sites_are_numbered_as_they_appear() -> None:
     assert site_numbers(seen) == (0, 1, 0, 1, 2)
     assert site_numbers(seen, [4, 1, 2]) == (0, 1, 2)
     assert site_numbers(view("ab")) == (0, 0)
+
+
+def test_hosts_are_sites_where_no_sites_are_named_and_some_ranks_share_one() -> None:
+    def at(hosts: str, sites: str = "") -> tuple[int, ...]:
+        seen = view("abcd"[: len(hosts)], sites)
+        members = tuple(
+            msgspec.structs.replace(each, addresses=((host, 7),) if host != "-" else ())
+            for each, host in zip(seen.members, hosts, strict=True)
+        )
+        return site_numbers(msgspec.structs.replace(seen, members=members))
+
+    assert at("xxyy") == (0, 0, 1, 1)
+    assert at("xyxz") == (0, 1, 0, 2)
+    assert at("xxxx") == at("xyzw") == (0, 0, 0, 0)  # nothing is inside one, or all is
+    assert at("xx-y") == (0, 0, 0, 0)  # where one is, is not known
+    assert at("xxyy", "nsns") == (0, 1, 0, 1)  # who names sites knows better
+    assert at("xxyy", "nnnn") == (0, 0, 1, 1)
 
 
 # -- farewells -------------------------------------------------------------------------------------------------------

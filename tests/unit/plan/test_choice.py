@@ -10,8 +10,8 @@ from plan_networks import MS, alike, plans, reductions, two_sites
 from quicoll import plan
 from quicoll.errors import LocalError
 from quicoll.plan.choice import MAX_WALKED, choose
-from quicoll.plan.forecast import predict
-from quicoll.plan.network import NetworkModel
+from quicoll.plan.forecast import Forecast, predict
+from quicoll.plan.network import MEMORY_RATE, NetworkModel
 
 
 def test_few_bytes_over_a_long_way_are_exchanged_many_go_by_sites_and_on_one_site_directly() -> None:
@@ -25,6 +25,23 @@ def test_few_bytes_over_a_long_way_are_exchanged_many_go_by_sites_and_on_one_sit
     assert choose("reduce", 8, 64 << 20, 8, mixed.sites, mixed) == "direct"
     many = NetworkModel.between((0,) * 24, latency=2e-5, rate=1.25e8)
     assert choose("all_reduce", 24, 64, 24, many.sites, many) == "tree"
+
+
+@pytest.mark.parametrize("op", ["all_reduce", "reduce_scatter"])
+def test_where_ranks_share_hosts_much_goes_across_once(op: str) -> None:
+    hosts = NetworkModel.between((0, 0, 1, 1), latency=1e-4, rate=MEMORY_RATE, far_latency=2e-4, far_rate=1.25e8)
+    size = 16 << 20
+    more = {} if op == "all_reduce" else {"counts": [size // 16] * 4}
+
+    def walked(algorithm: str) -> Forecast:
+        given = {"leaves": 4, "itemsize": 4, "wide_itemsize": 4, "sites": hosts.sites, "algorithm": algorithm}
+        return predict(plans(op, 4, **given, **(more or {"elements": size // 4})), hosts)
+
+    taken, direct = walked(choose(op, 4, size, 4, hosts.sites, hosts)), walked("direct")
+    assert taken.crossing * 2 == direct.crossing
+    assert taken.seconds < 0.6 * direct.seconds
+    assert walked("hierarchical").seconds < 0.6 * direct.seconds
+    assert choose("all_gather", 4, size, 4, hosts.sites, hosts) == "hierarchical"
 
 
 def test_the_chosen_one_is_the_cheapest_of_those_that_keep_the_canonical_bits() -> None:

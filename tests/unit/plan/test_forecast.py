@@ -9,7 +9,7 @@ from plan_networks import MS, alike, plans, reductions, two_sites
 
 from quicoll import plan
 from quicoll.plan.forecast import limit, predict
-from quicoll.plan.network import NetworkModel
+from quicoll.plan.network import MEMORY_RATE, NetworkModel
 
 
 def test_a_message_takes_its_bytes_once_and_its_way_once_and_its_sender_hears_of_it_a_delay_later() -> None:
@@ -41,6 +41,25 @@ def test_what_goes_between_two_sites_shares_one_path_and_ranks_of_one_site_do_no
     assert max(near.done[:2]) == pytest.approx(20 * MS)
     assert max(far.done[:2]) == pytest.approx(30 * MS)
     assert (near.crossing, far.crossing) == (0, 2 * 10**6)
+
+
+def shared(latency: float, rate: float) -> NetworkModel:
+    """Ranks 0 and 1 share a host, 2 and 3 another."""
+    return NetworkModel.between((0, 0, 1, 1), latency=0.0, rate=MEMORY_RATE, far_latency=latency, far_rate=rate)
+
+
+def test_what_goes_through_memory_is_copied_by_both_processors_and_takes_no_port() -> None:
+    network = shared(10 * MS, 1e8)
+    nbytes = 1 << 20
+    two = plans("scatter", 4, root=0, counts=[0, nbytes, 10**6, 0], itemsize=1)
+    forecast = predict(two, network)
+    copied, message = nbytes / MEMORY_RATE, network.message
+    assert forecast.done[1] == pytest.approx(2 * (message + copied))
+    assert forecast.done[2] == pytest.approx(copied + 3 * message + 20 * MS)  # its sender copies before
+    assert network.port(0) == 1e8  # and not what memory has
+    assert [network.shared(0, each) for each in (1, 2)] == [True, False]
+    alone = NetworkModel.between((0, 0), latency=0.0, rate=MEMORY_RATE)
+    assert alone.port(0) == MEMORY_RATE
 
 
 def test_a_direct_all_reduce_comes_near_its_limit_and_nothing_beats_it() -> None:
