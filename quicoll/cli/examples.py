@@ -41,9 +41,18 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "quicoll top --http 8080",
         "quicoll top --coordinator 10.0.0.1:4433 --certs certs",
     ),
-    "bench": (
-        "quicoll bench transfer --vs aioquic",
+    "bench transfer": ("quicoll bench transfer --vs aioquic",),
+    "bench allreduce": (
+        "quicoll bench allreduce --vs gloo",
         "quicoll bench allreduce -n 4 --sizes 64KiB,16MiB --plot allreduce.svg",
+    ),
+    "bench sharded": ("quicoll bench sharded --vs gloo",),
+    "bench latency": ("quicoll bench latency --vs gloo",),
+    "bench step": ("quicoll bench step --json step.json",),
+    "bench wan": (
+        "quicoll bench wan --profiles wan,badwan --plot wan.svg",
+        "quicoll bench wan --link '200mbit 50ms 0.1%' --mib 4,16 --seeds 3",
+        "quicoll bench wan --emulator ../shared/wanem/wanem.py --profiles wan --congestion bbr",
     ),
     "env": (
         "quicoll env",
@@ -69,6 +78,8 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "audit diff": ("quicoll audit diff first/worker-0.jsonl second/worker-0.jsonl",),
     "audit show": ("quicoll audit show run/worker-0.jsonl",),
+    "audit verify": ("quicoll audit verify run --ca certs/ca.pem",),
+    "trace": ("quicoll trace traces run.json",),
     "post-mortem": ("quicoll post-mortem flights",),
     "certs init": ("quicoll certs init certs --job alpha",),
     "certs issue": (

@@ -263,6 +263,21 @@ def test_the_limit_of_what_is_safe_is_raised_by_one_two_four_datagrams_a_round()
     assert max(windows) < CONTENTS * 140 // 100
 
 
+def test_beside_others_who_fill_a_long_queue_the_limit_is_raised_beyond_what_an_empty_path_holds() -> None:
+    driven = cruising()
+    driven.until(BbrState.UP)
+    driven.round(rtt=RTT * 5 // 4)
+    driven.lose(CONTENTS // 10, flight=CONTENTS)
+    driven.until(BbrState.UP, rate=RATE // 2)
+    windows = [driven.bbr.window]
+    for _ in range(12):
+        driven.round(RATE // 2, rtt=2 * RTT, flight=driven.bbr.window)
+        windows.append(driven.bbr.window)
+        if driven.bbr.state is not BbrState.UP:
+            break
+    assert max(windows) > CONTENTS * 140 // 100
+
+
 def test_loss_without_a_queue_is_noise_and_lowers_nothing() -> None:
     driven = cruising()
     for _ in range(40):

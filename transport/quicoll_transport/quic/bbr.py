@@ -104,6 +104,7 @@ _MOST_LOSS = PARTS // 5
 _KEPT = 70  # of a hundred: Beta
 _SAFE = 125  # of a hundred: what STARTUP takes for safe to be in flight where it has lost too much
 _AMPLE = 120  # of a hundred
+_OTHERS = 125  # of a hundred: of the shortest round trip
 _YIELD = 75  # of a hundred
 _PRESSED_DATAGRAMS = 2
 _OWN_ROUNDS = 2  # after UP or DRAIN, in which what is lost may be theirs
@@ -481,11 +482,14 @@ class Bbr:
         """Allow for more in flight where that was the limit: by 1, 2, 4 ... datagrams a round (5.3.3.6).
 
         Once a fifth of a queue fits as well it is no limit to a flow that makes none: raising it would only make one.
+        But where the round trip is longer than that queue makes it, the queue is others', and what fills the path
+        without one is too little. (A flow that had come to five packets beside CUBIC stayed there for ever.)
         """
         most = self._most
         if most is None or self._window < most or not sample.fills(self._window, slow_start=False):
             return
-        if most * 100 >= self._contents(self.bandwidth.value) * _AMPLE:
+        is_alone = sample.smoothed_ns * 100 <= (self.shortest.value_ns or 0) * _OTHERS
+        if is_alone and most * 100 >= self._contents(self.bandwidth.value) * _AMPLE:
             return
         self._raised = True
         self._rise_credit += self._rise * self._datagram * sample.acked
