@@ -100,7 +100,7 @@ class Job:
     def register_state(self, save: Callable[[], Any], load: Callable[[Any], None], **options: Any) -> None:
         self.state, self.registered = (save, load), options
 
-    def resume_from(self, step: int) -> None:
+    def resume_from(self, step: int, *, source: str = "") -> None:
         self.committed_step = step
 
     async def ready(self) -> None:
@@ -254,7 +254,7 @@ async def test_a_rank_that_comes_when_the_job_is_done_takes_the_final_state_from
     whole = await train(Job(), Counting(), steps=4, checkpoint_dir=tmp_path, checkpoint_every=4)
     late = Counting()
     job = Over()
-    job.resume_from = lambda step: None  # the checkpoint came after it had looked
+    job.resume_from = lambda step, source: None  # the checkpoint came after it had looked
     result = await train(job, late, steps=4, checkpoint_dir=tmp_path, checkpoint_every=4)
     assert (result.steps, result.committed, result.digest) == (4, 0, whole.digest)
     assert late.weights.tolist() == trained(4).weights.tolist()
