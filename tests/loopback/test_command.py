@@ -138,7 +138,8 @@ def test_a_job_is_shown_on_a_terminal_in_place_until_ctrl_c_which_is_no_failure(
     gone = Terminal("status", "--coordinator", address, "--certs", tmp_path, "--timeout", "0.5")
     status, said = gone.end()
     assert status == 2
-    assert said.startswith("quicoll: job alpha: nothing is known of it: the coordinator at 127.0.0.1:")
+    assert "\x1b[?25h" in said  # what was turned while it asked has given the cursor back
+    assert "\x1b[2Kquicoll: job alpha: nothing is known of it: the coordinator at 127.0.0.1:" in said
 
 
 def test_ctrl_c_ends_a_run_with_one_line_and_no_word_of_the_workers(tmp_path: Path) -> None:

@@ -163,7 +163,7 @@ async def test_a_node_without_a_certificate_is_told_which_file_is_missing(certs:
 
 
 async def test_a_rank_started_by_itself_is_told_in_one_line_what_to_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And nothing of how that was found out: the traceback has the caller's lines and one of ours."""
+    """And nothing of how that was found out: the traceback has the caller's lines, and two of ours."""
     for name in [name for name in os.environ if name.startswith("QUICOLL_")]:
         monkeypatch.delenv(name)
     monkeypatch.setattr(sys, "argv", ["examples/allreduce.py"])
@@ -175,7 +175,7 @@ async def test_a_rank_started_by_itself_is_told_in_one_line_what_to_run(monkeypa
         "No such file or directory. To start a coordinator and two ranks, run: quicoll run -n 2 examples/allreduce.py"
     )
     assert told.value.__cause__ is None
-    assert [entry.path.name for entry in told.traceback if entry.path.parent.name == "quicoll"] == ["job.py"]
+    assert [entry.path.name for entry in told.traceback if entry.path.parent.name == "quicoll"] == ["job.py", "job.py"]
 
 
 async def test_a_rank_of_a_launcher_without_a_store_is_told_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -173,7 +173,7 @@ async def test_an_audit_sees_what_was_encoded(tmp_path: Path) -> None:
         kept = np.zeros(SIZE, np.float32)
         for _ in range(2):
             await job.group.all_reduce(values(0, 0), wire="int8", residual=kept)
-    (file,) = tmp_path.glob("*")  # noqa: ASYNC240 - the job is over
+    (file,) = tmp_path.glob("*.audit")  # noqa: ASYNC240 - the job is over
     digests = [line.inputs for line in read_log(file).lines if isinstance(line, OperationRecord)]
     assert len(digests) == 2
     assert digests[0] != digests[1]
