@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import xxhash
 
+from quicoll.audit.appending import append_line
 from quicoll.errors import AuditError, LocalError
 
 if TYPE_CHECKING:
@@ -193,17 +194,7 @@ class AuditLog:
         text = _encoder.encode(content)
         digits = _digits(self._chain, text)
         line = digits.encode() + b" " + text + b"\n"
-        try:
-            start = os.lseek(self._fd, 0, os.SEEK_CUR)
-            written = os.write(self._fd, line)
-            if written != len(line):
-                # What follows half a line would not be read.
-                os.ftruncate(self._fd, start)
-                os.lseek(self._fd, start, os.SEEK_SET)
-        except OSError as error:
-            raise AuditError(f"cannot be written: {error.strerror or error}", path=str(self._path)) from error
-        if written != len(line):
-            raise AuditError(f"only {written} of {len(line)} bytes of a line were written", path=str(self._path))
+        append_line(self._fd, line, self._path)
         self._chain = digits
         self._lines += 1
         self._hash.update(line)

@@ -40,6 +40,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding
 
+from quicoll.audit.appending import append_line
 from quicoll.errors import AuditError
 
 if TYPE_CHECKING:
@@ -201,16 +202,7 @@ class Sealer:
         )
         text = _encoder.encode(told)
         line = base64.b64encode(_sign(credentials.private_key, CONTEXT + text)) + b" " + text + b"\n"
-        try:
-            start = os.lseek(self._fd, 0, os.SEEK_CUR)
-            written = os.write(self._fd, line)
-            if written != len(line):
-                os.ftruncate(self._fd, start)
-                os.lseek(self._fd, start, os.SEEK_SET)
-        except OSError as error:
-            raise self._unwritten(error) from error
-        if written != len(line):
-            raise AuditError(f"only {written} of {len(line)} bytes of a line were written", path=str(self._path))
+        append_line(self._fd, line, self._path)
         self._shown = certificates
         self._previous = _hash(line)
 
