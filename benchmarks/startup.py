@@ -26,7 +26,7 @@ def worker(told: Path) -> None:
     """Join, and have rank 0 write what all ranks have seen."""
     import asyncio
 
-    import quicoll.job
+    import quicoll.joining.entry
 
     imported = time.time()
 

@@ -44,7 +44,8 @@ if TYPE_CHECKING:
     from quicoll.collectives.handle import Handle
     from quicoll.collectives.shards import Leaves, Shards
     from quicoll.config import Config
-    from quicoll.job import Job, connect, join
+    from quicoll.job import Job
+    from quicoll.joining.entry import connect, join
     from quicoll.membership.view import Member, View
     from quicoll.numerics.generator import Generator
     from quicoll.numerics.reduce import ReduceOp
@@ -128,9 +129,9 @@ _HOMES = {
     "TierSet": "quicoll.tiers.tier_set",
     "Tiers": "quicoll.tiers.tiers",
     "View": "quicoll.membership.view",
-    "connect": "quicoll.job",
+    "connect": "quicoll.joining.entry",
     "determinism_report": "quicoll.audit.environment",
-    "join": "quicoll.job",
+    "join": "quicoll.joining.entry",
 }
 
 if not TYPE_CHECKING:  # a checker that saw it would take every name for one of ours

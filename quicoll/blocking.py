@@ -35,6 +35,7 @@ import quicoll.train.worker as _training
 from quicoll.collectives.blocking_group import Group, documented_as
 from quicoll.collectives.handle import BlockingHandle
 from quicoll.errors import LocalError
+from quicoll.joining.entry import join as _join_asynchronously
 
 if TYPE_CHECKING:
     from quicoll.config import Config, JoinSettings
@@ -387,7 +388,7 @@ def join(*, observer: Observer | None = None, **settings: Unpack[JoinSettings]) 
         raise LocalError("an event loop is running on this thread: use `async with quicoll.join(...)`")
     home = _Home()
     try:
-        context = _asynchronous.join(observer=observer, **settings)
+        context = _join_asynchronously(observer=observer, **settings)
         job = home(context.__aenter__())
         try:
             yield Job(job, home)

@@ -51,7 +51,7 @@ from quicoll.errors import (
     StepAborted,
     Terminated,
 )
-from quicoll.job import attended
+from quicoll.joining.entry import attended
 from quicoll.membership.incarnation import CHANCE_BYTES, first
 from quicoll.membership.journal import Journal
 from quicoll.membership.messages import COORDINATOR_NODE

@@ -71,7 +71,7 @@ from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-define
 
 from quicoll.config import Config, JoinSettings
 from quicoll.errors import JobDone, LocalError, PeerError, QuicollError
-from quicoll.job import join
+from quicoll.joining.entry import join
 from quicoll.launchers import rank_of
 from quicoll.rendezvous.hosts import leave_host, own_host, share_host
 from quicoll.rendezvous.meeting import meet_at

@@ -175,7 +175,8 @@ async def test_a_rank_started_by_itself_is_told_in_one_line_what_to_run(monkeypa
         "No such file or directory. To start a coordinator and two ranks, run: quicoll run -n 2 examples/allreduce.py"
     )
     assert told.value.__cause__ is None
-    assert [entry.path.name for entry in told.traceback if entry.path.parent.name == "quicoll"] == ["job.py", "job.py"]
+    ours = [entry.path.name for entry in told.traceback if "quicoll" in entry.path.parts[-3:]]
+    assert ours == ["entry.py", "entry.py"]
 
 
 async def test_a_rank_of_a_launcher_without_a_store_is_told_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from quicoll import LocalError
-from quicoll.unclosed import EXIT_S, Unclosed
+from quicoll.joining.unclosed import EXIT_S, Unclosed
 
 NAME = ("alpha", "a")
 
