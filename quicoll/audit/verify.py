@@ -209,7 +209,8 @@ class _File:
 
     def verified(self) -> SignedFile:
         try:
-            data = seal_file(self._path).read_bytes()
+            with seal_file(self._path).open("rb") as seals:
+                data = seals.read(_MOST_SEALS + 1)
             lines = self._path.read_bytes().splitlines(keepends=True)
         except OSError as error:
             why = error.strerror or str(error)
