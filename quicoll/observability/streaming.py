@@ -2,7 +2,7 @@
 
 Beside the job, and never in its way: what is called is appended to a queue (`FlightStream`), and this thread empties it
 every PAUSE_S. Sinks are the trace for a timeline (`quicoll.observability.flight_trace`), OpenTelemetry and Prometheus
-(`quicoll.observability.telemetry`).
+(`quicoll.observability.figures`).
 
     a sink raises       it is logged once, the sink gets no more, the others and the job go on
     the process ends    in order: the rest is given, END_S are waited for that. Killed: what came in the last PAUSE_S is
