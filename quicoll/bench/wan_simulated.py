@@ -1,19 +1,20 @@
 """A cell in the simulator: the real code of all ranks in one process, on a virtual clock.
 
 What the machine does meanwhile, or how fast it is, changes nothing, and a seed's run is the same again. So processor
-time counts for nothing either. Each pair of hosts has a path of its own with the link's rate: what a rank sends to
-several others at once does not share an uplink, as it does on the emulator and on real hosts.
+time counts for nothing either. Each host has an access link with the link's rate and queue, which all its paths share;
+delay and losses are those of the paths.
 """
 
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from quicoll.bench.contenders import Quicoll
 from quicoll.bench.wan_timing import WanSamples, time_operations
 from quicoll.errors import LocalError
-from quicoll.sim import Conditions, Settings, Simulation
+from quicoll.sim import Access, Conditions, Settings, Simulation
 
 if TYPE_CHECKING:
     from quicoll.bench.wan import WanCell, WanLink
@@ -40,7 +41,8 @@ def simulate_cell(cell: WanCell, seed: int) -> WanSamples:
     link = cell.link
     settings = Settings(
         ranks=cell.ranks,
-        conditions=_conditions(link, link.mbit),
+        conditions=Conditions(latency_ns=round(link.rtt_ms * 500_000), loss=link.loss, burst=link.burst),
+        access=_access(link),
         congestion=cell.congestion,
         lost_after=8.0,
         timeout=cell.limit_s,
@@ -48,9 +50,6 @@ def simulate_cell(cell: WanCell, seed: int) -> WanSamples:
         limit=cell.limit_s * 2 + _START_S,
     )
     simulation = Simulation(worker, seed=seed, settings=settings)
-    if link.back_mbit:
-        others = [f"worker-{rank}" for rank in range(1, cell.ranks)]
-        simulation.at(0.0).conditions(_conditions(link, link.back_mbit), others, "worker-0")
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)  # an operation that is given up is told of in the table
     try:
@@ -63,12 +62,11 @@ def simulate_cell(cell: WanCell, seed: int) -> WanSamples:
     return samples
 
 
-def _conditions(link: WanLink, mbit: float) -> Conditions:
-    """One way of a path."""
-    return Conditions(
-        latency_ns=round(link.rtt_ms * 500_000),
-        loss=link.loss,
-        burst=link.burst,
-        bytes_per_second=round(mbit * 125_000),
-        queue_bytes=link.queue_bytes(mbit),
-    )
+def _access(link: WanLink) -> tuple[Access, ...]:
+    """Return the access links of rank 0 and of all others."""
+    rate, queue = round(link.mbit * 125_000), link.queue_bytes(link.mbit)
+    others = Access(up=rate, down=rate, up_queue=queue, down_queue=queue)
+    if not link.back_mbit:
+        return (others,)
+    back, back_queue = round(link.back_mbit * 125_000), link.queue_bytes(link.back_mbit)
+    return replace(others, down=back, down_queue=back_queue), others

@@ -224,7 +224,7 @@ def _simulated(table: _Table, cells: list[WanCell], seeds: int) -> None:
     from quicoll.sim.disk.sqlite import demand_sqlite
 
     demand_sqlite()
-    table.open("simulated, a path for each pair of hosts", links="simulated")
+    table.open("simulated, an access link for each host", links="simulated")
     _all(table, cells, seeds, lambda cell, seed, first: {"quicoll": simulate_cell(cell, seed)}, {})
 
 

@@ -169,12 +169,14 @@ class Fleet:
                 was_cut_off=self._cut_off,
                 awaited=name in newcomers,
             )
+        workers = [name for name in names if is_worker(name)]
+        for place, name in enumerate(workers if settings.access else ()):
+            world.network.set_access(settings.access[min(place, len(settings.access) - 1)], [name])
         self.nats = self._add_nats()
         self.meddling = ""
         self.meddled: dict[str, int] = {}
         self.hosts: SimHosts | None = None
         if settings.hosts:
-            workers = [name for name in names if is_worker(name)]
             where = {name: settings.hosts[place % settings.ranks] for place, name in enumerate(workers)}
             self.hosts = SimHosts(world, where)
             for name in workers:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from quicoll.errors import LocalError
 from quicoll.sim.translators import translators
 from quicoll_transport.quic.terms import CONTROLLERS
-from quicoll_transport.sim import Conditions
+from quicoll_transport.sim import Access, Conditions
 
 if TYPE_CHECKING:
     from quicoll.sim.errors import RunFailed
@@ -45,6 +45,8 @@ class Settings:
             nobody, "own" for a process on a host of its own, "relay".
         tiers: Whether the built-in workload changes sets of tiers and shares pieces of state.
         conditions: Of every path.
+        access: The access link of each worker's host, by its number, which all its paths share; the last one is that of
+            all further workers too. () for none: then paths share nothing.
         restart_after: Time until a process that ended by an error is started again.
         recovery: After a heal every rank has to commit within it.
         limit: Of the whole run.
@@ -72,6 +74,7 @@ class Settings:
     relay: str = ""
     tiers: bool = False
     conditions: Conditions = field(default_factory=Conditions)
+    access: tuple[Access, ...] = ()
     restart_after: float = 1.0
     recovery: float = 60.0
     limit: float = 600.0
@@ -98,6 +101,11 @@ class Settings:
             raise LocalError(f"a mapping lives for a tenth of a second to a day, not for {self.nat_lifetime!r} s")
         if self.relay not in ("", "none", "own"):
             raise LocalError(f"the relay is '', 'none' or 'own', not {self.relay!r}")
+        links: object = self.access
+        if not isinstance(links, tuple) or not all(isinstance(each, Access) for each in links):
+            raise LocalError(f"access is a tuple of Access(...), not {self.access!r}")
+        if len(self.access) > self.ranks + self.spares:
+            raise LocalError(f"{len(self.access)} access links for {self.ranks + self.spares} workers")
         if len(self.nats) > self.ranks + self.spares:
             raise LocalError(f"{len(self.nats)} address translators for {self.ranks + self.spares} workers")
 

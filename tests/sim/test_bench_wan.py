@@ -32,6 +32,23 @@ def test_a_row_is_the_same_again_and_not_below_what_the_link_allows(capsys: pyte
     assert measured(capsys)[1]["cells"] == first["cells"]
 
 
+def test_four_ranks_share_the_uplinks_of_their_hosts_and_use_them(capsys: pytest.CaptureFixture[str]) -> None:
+    status, found, _ = measured(capsys, "--ranks", "4")
+    assert status == 0
+    (cell,) = found["cells"]
+    (seconds,) = cell["seconds"]["quicoll"]
+    # Each host has to send one and a half times the tensor over its one uplink; a path for each pair would take a third
+    # of that. The three connections of a host leave some of it, and no more.
+    of_the_uplink = 1.5 * (1 << 20) / (500 * 125_000)
+    assert all(of_the_uplink < each < 2 * cell["ideal_s"] for each in seconds[1:])
+
+
+def test_rank_0_s_own_rate_bounds_what_it_receives(capsys: pytest.CaptureFixture[str]) -> None:
+    _, found, _ = measured(capsys, "--link", "500mbit 10ms back=50mbit")
+    slow, usual = (cell["seconds"]["quicoll"][0] for cell in reversed(found["cells"]))
+    assert min(slow) > (1 << 20) / (50 * 125_000) > max(usual[1:])
+
+
 def test_what_takes_longer_than_its_time_is_given_up_and_said(capsys: pytest.CaptureFixture[str]) -> None:
     slow = ["--link", "100kbit 10ms", "--operations", "2", "--limit", "2"]
     status, found, said = measured(capsys, *slow)

@@ -4,8 +4,9 @@
     Settings(lost_after=0.5, conditions=Conditions(latency_ns=2000000))
 
 Text is never executed. It is parsed by `ast`, and walked: statements are calls of `sim.at`, `sim.every` or
-`sim.at_vote` with methods of `FaultSchedule` upon them, arguments are literals or `Conditions(...)` of literals.
-Anything else raises LocalError with its place. The methods check their arguments as they do for a program.
+`sim.at_vote` with methods of `FaultSchedule` upon them, arguments are literals, or `Conditions(...)` or
+`Access(...)` of literals. Anything else raises LocalError with its place. The methods check their arguments as they do
+for a program.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from quicoll.sim.scenario import events as scenario
 from quicoll.sim.scenario import schedule
 from quicoll.sim.scenario.schedule import FaultSchedule
 from quicoll_transport.errors import TransportError
-from quicoll_transport.sim import Conditions
+from quicoll_transport.sim import Access, Conditions
 
 if TYPE_CHECKING:
     from quicoll.sim.scenario.events import ScenarioEvent
@@ -35,6 +36,8 @@ _TIMES: dict[str, Callable[..., FaultSchedule]] = {
     "every": schedule.every,
     "at_vote": schedule.at_vote,
 }
+_VALUES: dict[str, Callable[..., object]] = {"Access": Access, "Conditions": Conditions}
+_WANTED = "an argument is a literal, Conditions(...) or Access(...)"
 _LONGEST = 1 << 20  # characters; a deep nesting could exhaust the parser's stack
 
 
@@ -116,14 +119,17 @@ def _arguments(call: ast.Call) -> tuple[list[Any], dict[str, Any]]:
 
 def _value(node: ast.expr) -> Any:
     if isinstance(node, ast.Call):
-        if not isinstance(node.func, ast.Name) or node.func.id != "Conditions":
-            raise _unclear(node, "an argument is a literal or Conditions(...)")
+        made = _VALUES.get(node.func.id) if isinstance(node.func, ast.Name) else None
+        if made is None:
+            raise _unclear(node, _WANTED)
         positional, named = _arguments(node)
-        return _made(node, Conditions, *positional, **named)
+        return _made(node, made, *positional, **named)
+    if isinstance(node, ast.Tuple):
+        return tuple(_value(each) for each in node.elts)
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as error:
-        raise _unclear(node, "an argument is a literal or Conditions(...)") from error
+        raise _unclear(node, _WANTED) from error
 
 
 def _made(node: ast.expr, make: Callable[..., Any], *positional: Any, **named: Any) -> Any:

@@ -7,12 +7,14 @@
     loop        the event loop of a process
     executor    what a process calls that is outside of it
     network     the paths between hosts
+    access      what all paths of a host share
     nat         address translators in front of hosts
     timeline    time, the order of events, randomness, the trace
 
 Each needs only those below it. Nothing here knows of ranks or steps; `quicoll.sim` builds clusters of it.
 """
 
+from quicoll_transport.sim.access import Access
 from quicoll_transport.sim.clock import HostClock
 from quicoll_transport.sim.confine import WALL_EPOCH_NS, confined
 from quicoll_transport.sim.errors import Deadlock, Forbidden, OutOfTime, SimulationError, Spinning
@@ -27,6 +29,7 @@ from quicoll_transport.sim.world import World
 
 __all__ = [
     "WALL_EPOCH_NS",
+    "Access",
     "Conditions",
     "Deadlock",
     "Forbidden",

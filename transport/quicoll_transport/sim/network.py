@@ -7,6 +7,8 @@ has a path of its own, with `Conditions` and a state. A datagram passes, in this
     state      OPEN: on; CUT: lost; HELD: kept until the path is released or repaired, then sent on in order
     rules      the same as on a real socket (quicoll_transport.faults.compose): those of the path's conditions, then,
                if none of them dropped it, those that were added
+    access     the uplink of the sender before the rules, the downlink of the receiver after them, where hosts have an
+               access link (access.py): their queues are shared by all paths of the host
     arrival    the host is off: lost; nothing listens on the port: the sender learns it (ICMP, RFC 792) one latency
                later; the socket's buffer is full: lost; else the process reads it when it runs
 
@@ -51,6 +53,7 @@ from quicoll_transport.sim.nat import Nat, NatKind
 
 if TYPE_CHECKING:
     from quicoll_transport.net.addresses import Address
+    from quicoll_transport.sim.access import Access
     from quicoll_transport.sim.timeline import Timeline
 
 __all__ = ["Conditions", "Interface", "Network", "OpenSocket", "PathState"]
@@ -146,6 +149,8 @@ class Interface:
         up: Whether the host is switched on. It answers nothing at all while it is not.
         sockets: Open sockets, by port.
         nat: The translator that it is behind; None: it is behind none.
+        uplink: What all that it sends passes first; None: nothing bounds it.
+        downlink: What all that it receives passes last; None: nothing bounds it.
     """
 
     def __init__(self, network: Network, name: str, ip: str) -> None:
@@ -155,6 +160,8 @@ class Interface:
         self.up = True
         self.sockets: dict[int, OpenSocket] = {}
         self.nat: Nat | None = None
+        self.uplink: Rate | None = None
+        self.downlink: Rate | None = None
 
     def sever(self) -> None:
         """Close every socket: their process has ended."""
@@ -197,6 +204,7 @@ class Network:
         self._interfaces: dict[str, Interface] = {}  # by name
         self._by_ip: dict[str, Interface] = {}
         self._nats: dict[str, Nat] = {}  # by public address
+        self._access_rng = timeline.rng("access")  # rules ask for one; a rate draws nothing
         self.injected: dict[str, int] = {}
         self.datagrams = 0
         self.bytes = 0
@@ -259,6 +267,18 @@ class Network:
             return
         for path in self._between(source, destination):
             path.set(conditions)
+
+    def set_access(self, access: Access, hosts: Iterable[str] | None = None) -> None:
+        """Give hosts an access link; its queues are empty, and what was in one before still arrives.
+
+        Args:
+            access: The link; `Access()` bounds nothing, as without one.
+            hosts: Names of the hosts; None for all that there are now.
+        Raises:
+            ConfigurationError: There is no such host.
+        """
+        for interface in [self._named(name) for name in (self._interfaces if hosts is None else hosts)]:
+            interface.uplink, interface.downlink = access.uplink(), access.downlink()
 
     def add_rule(self, rule: Rule, source: str, destination: str) -> Installed:
         """Add a rule to one path beyond its conditions; the handle counts its effects and removes it."""
@@ -381,12 +401,22 @@ class Network:
 
     def _pass(self, path: _Path, data: bytes, local: Address, address: Address) -> None:
         """Apply the path's rules and send on what they let through."""
-        if path.latency_ns is not None and not path.faults.rules:
-            self._timeline.carry(path.latency_ns, self._arrive, path.destination, data, local, address)
+        uplink, destination = path.source.uplink, path.destination
+        arrive = self._arrive if destination.downlink is None else self._enter
+        if path.latency_ns is not None and not path.faults.rules and uplink is None:
+            self._timeline.carry(path.latency_ns, arrive, destination, data, local, address)
             return
         datagram = Datagram(data, address, True, local)
         now_ns = self._timeline.now_ns
         rng = path.faults.rng
+        waited_ns = 0
+        if uplink is not None:
+            sent = uplink.decide(datagram, now_ns, rng)
+            if not sent:
+                self.count("uplink")
+                return
+            waited_ns = sent[0].delay_ns
+            now_ns += waited_ns
         deliveries = path.chain.decide(datagram, now_ns, rng) or []
         if not deliveries:
             self.count("loss")
@@ -402,7 +432,19 @@ class Network:
         for delivery in deliveries:
             if delivery.data is not data and delivery.data != data:
                 self.count("corrupt")
-            self._timeline.carry(delivery.delay_ns, self._arrive, path.destination, delivery.data, local, address)
+            self._timeline.carry(waited_ns + delivery.delay_ns, arrive, destination, delivery.data, local, address)
+
+    def _enter(self, host: Interface, data: bytes, source: Address, address: Address) -> None:
+        """Let a datagram that has come over its path pass the host's downlink."""
+        downlink = host.downlink
+        if downlink is None:
+            self._arrive(host, data, source, address)
+            return
+        passed = downlink.decide(Datagram(data, source, False, address), self._timeline.now_ns, self._access_rng)
+        if not passed:
+            self.count("downlink")
+            return
+        self._timeline.carry(passed[0].delay_ns, self._arrive, host, data, source, address)
 
     def _arrive(self, host: Interface, data: bytes, source: Address, address: Address) -> None:
         if not host.up:
