@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from quicoll.bench.contenders import Quicoll
 from quicoll.bench.wan_timing import WanSamples, time_operations
 from quicoll.errors import LocalError
-from quicoll.sim import Access, Conditions, Settings, Simulation
+from quicoll.sim import AccessLink, Conditions, Settings, Simulation
 
 if TYPE_CHECKING:
     from quicoll.bench.wan import WanCell, WanLink
@@ -62,10 +62,10 @@ def simulate_cell(cell: WanCell, seed: int) -> WanSamples:
     return samples
 
 
-def _access(link: WanLink) -> tuple[Access, ...]:
+def _access(link: WanLink) -> tuple[AccessLink, ...]:
     """Return the access links of rank 0 and of all others."""
     rate, queue = round(link.mbit * 125_000), link.queue_bytes(link.mbit)
-    others = Access(up=rate, down=rate, up_queue=queue, down_queue=queue)
+    others = AccessLink(up=rate, down=rate, up_queue=queue, down_queue=queue)
     if not link.back_mbit:
         return (others,)
     back, back_queue = round(link.back_mbit * 125_000), link.queue_bytes(link.back_mbit)

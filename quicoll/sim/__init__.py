@@ -18,10 +18,10 @@ from quicoll.sim.outcome import Outcome, Settings
 from quicoll.sim.scenario.events import ScenarioEvent
 from quicoll.sim.scenario.schedule import FaultSchedule
 from quicoll.sim.trace.recording import Recording
-from quicoll_transport.sim import Access, Conditions
+from quicoll_transport.sim import AccessLink, Conditions
 
 __all__ = [
-    "Access",
+    "AccessLink",
     "Conditions",
     "FaultSchedule",
     "InvariantBroken",

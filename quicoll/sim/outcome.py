@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from quicoll.errors import LocalError
 from quicoll.sim.translators import translators
 from quicoll_transport.quic.terms import CONTROLLERS
-from quicoll_transport.sim import Access, Conditions
+from quicoll_transport.sim import AccessLink, Conditions
 
 if TYPE_CHECKING:
     from quicoll.sim.errors import RunFailed
@@ -74,7 +74,7 @@ class Settings:
     relay: str = ""
     tiers: bool = False
     conditions: Conditions = field(default_factory=Conditions)
-    access: tuple[Access, ...] = ()
+    access: tuple[AccessLink, ...] = ()
     restart_after: float = 1.0
     recovery: float = 60.0
     limit: float = 600.0
@@ -102,8 +102,8 @@ class Settings:
         if self.relay not in ("", "none", "own"):
             raise LocalError(f"the relay is '', 'none' or 'own', not {self.relay!r}")
         links: object = self.access
-        if not isinstance(links, tuple) or not all(isinstance(each, Access) for each in links):
-            raise LocalError(f"access is a tuple of Access(...), not {self.access!r}")
+        if not isinstance(links, tuple) or not all(isinstance(each, AccessLink) for each in links):
+            raise LocalError(f"access is a tuple of AccessLink(...), not {self.access!r}")
         if len(self.access) > self.ranks + self.spares:
             raise LocalError(f"{len(self.access)} access links for {self.ranks + self.spares} workers")
         if len(self.nats) > self.ranks + self.spares:

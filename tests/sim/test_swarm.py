@@ -41,7 +41,7 @@ from quicoll.sim.scenario.schedule import FaultSchedule
 from quicoll.sim.scenario.swarm import FAULT_KINDS, Scenario, generate, parse_kinds
 from quicoll.sim.scenario.ways import WAY_KINDS
 from quicoll.sim.translators import opens
-from quicoll_transport.sim import Access, Conditions, NatKind
+from quicoll_transport.sim import AccessLink, Conditions, NatKind
 
 SEEDS = range(300)
 
@@ -169,7 +169,7 @@ def test_text_that_is_no_scenario_is_refused_and_nothing_of_it_runs(text: str) -
 
 
 def test_access_links_are_written_and_read_like_other_settings() -> None:
-    links = (Access(up=6_250_000, down=25_000_000, up_queue=1 << 20), Access())
+    links = (AccessLink(up=6_250_000, down=25_000_000, up_queue=1 << 20), AccessLink())
     for settings in (Settings(ranks=4, access=links), Settings(ranks=4, access=links[:1])):
         assert parse_settings(settings_source(settings), ranks=4) == settings
 
@@ -178,10 +178,10 @@ def test_access_links_are_written_and_read_like_other_settings() -> None:
     "text",
     [
         "Settings(access=(1,))",
-        "Settings(access=Access(up=1))",
-        "Settings(access=(Access(),) * 3)",
-        "Settings(access=(Access(), Access(), Access(), Access(), Access()))",
-        "Settings(access=(Access(up=0),))",
+        "Settings(access=AccessLink(up=1))",
+        "Settings(access=(AccessLink(),) * 3)",
+        "Settings(access=(AccessLink(), AccessLink(), AccessLink(), AccessLink(), AccessLink()))",
+        "Settings(access=(AccessLink(up=0),))",
     ],
 )
 def test_access_links_are_a_tuple_of_them_and_no_more_than_workers(text: str) -> None:

@@ -5,8 +5,8 @@
 
 Text is never executed. It is parsed by `ast`, and walked: statements are calls of `sim.at`, `sim.every` or
 `sim.at_vote` with methods of `FaultSchedule` upon them, arguments are literals, or `Conditions(...)` or
-`Access(...)` of literals. Anything else raises LocalError with its place. The methods check their arguments as they do
-for a program.
+`AccessLink(...)` of literals. Anything else raises LocalError with its place. The methods check their arguments as
+they do for a program.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from quicoll.sim.scenario import events as scenario
 from quicoll.sim.scenario import schedule
 from quicoll.sim.scenario.schedule import FaultSchedule
 from quicoll_transport.errors import TransportError
-from quicoll_transport.sim import Access, Conditions
+from quicoll_transport.sim import AccessLink, Conditions
 
 if TYPE_CHECKING:
     from quicoll.sim.scenario.events import ScenarioEvent
@@ -36,8 +36,8 @@ _TIMES: dict[str, Callable[..., FaultSchedule]] = {
     "every": schedule.every,
     "at_vote": schedule.at_vote,
 }
-_VALUES: dict[str, Callable[..., object]] = {"Access": Access, "Conditions": Conditions}
-_WANTED = "an argument is a literal, Conditions(...) or Access(...)"
+_VALUES: dict[str, Callable[..., object]] = {"AccessLink": AccessLink, "Conditions": Conditions}
+_WANTED = "an argument is a literal, Conditions(...) or AccessLink(...)"
 _LONGEST = 1 << 20  # characters; a deep nesting could exhaust the parser's stack
 
 

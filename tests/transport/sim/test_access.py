@@ -8,7 +8,7 @@ import pytest
 from sim_node import Node, numbers, pass_time
 
 from quicoll_transport.errors import ConfigurationError
-from quicoll_transport.sim import Access, Conditions, World
+from quicoll_transport.sim import AccessLink, Conditions, World
 
 MS = 1_000_000
 RATE = 102_800  # 1000 bytes of payload and 28 of headers are 10 milliseconds
@@ -31,7 +31,7 @@ def test_an_uplink_is_shared_by_all_paths_of_its_host_in_the_order_of_sending(
     world: World, nodes: tuple[Node, Node, Node]
 ) -> None:
     a, b, c = nodes
-    world.network.set_access(Access(up=RATE, up_queue=WIDE), ["a"])
+    world.network.set_access(AccessLink(up=RATE, up_queue=WIDE), ["a"])
     for data in numbers(10, 1000):
         a.send(b, data)
         a.send(c, data)
@@ -43,7 +43,7 @@ def test_an_uplink_is_shared_by_all_paths_of_its_host_in_the_order_of_sending(
 
 def test_a_downlink_is_shared_by_all_that_send_to_its_host(world: World, nodes: tuple[Node, Node, Node]) -> None:
     a, b, c = nodes
-    world.network.set_access(Access(down=RATE, down_queue=WIDE), ["c"])
+    world.network.set_access(AccessLink(down=RATE, down_queue=WIDE), ["c"])
     a.send(c, *numbers(10, 1000))
     b.send(c, *numbers(10, 1000))
     c.send(a, *numbers(3, 1000))
@@ -57,7 +57,7 @@ def test_what_passes_an_uplink_and_a_downlink_of_one_rate_waits_in_the_first_alo
     world: World, nodes: tuple[Node, Node, Node]
 ) -> None:
     a, b, _ = nodes
-    world.network.set_access(Access(up=RATE, down=RATE, up_queue=WIDE, down_queue=2056))
+    world.network.set_access(AccessLink(up=RATE, down=RATE, up_queue=WIDE, down_queue=2056))
     a.send(b, *numbers(10, 1000))
     pass_time(world)
     assert [at_ns for at_ns, _ in b.got] == [MS + 10 * MS * (n + 1) for n in range(1, 11)]
@@ -68,7 +68,7 @@ def test_what_a_queue_cannot_hold_is_lost_whoever_sent_it_and_counted(
     world: World, nodes: tuple[Node, Node, Node], which: str
 ) -> None:
     a, b, c = nodes
-    access = Access(up=RATE, up_queue=10 * 1028) if which == "up" else Access(down=RATE, down_queue=10 * 1028)
+    access = AccessLink(up=RATE, up_queue=10 * 1028) if which == "up" else AccessLink(down=RATE, down_queue=10 * 1028)
     world.network.set_access(access, ["a"])
     for data in numbers(20, 1000):
         for other in (b, c):
@@ -86,7 +86,7 @@ def test_what_is_lost_on_the_path_has_used_the_uplink_and_not_the_downlink(
     world: World, nodes: tuple[Node, Node, Node]
 ) -> None:
     a, b, c = nodes
-    world.network.set_access(Access(up=RATE, down=2 * RATE, up_queue=WIDE, down_queue=WIDE))
+    world.network.set_access(AccessLink(up=RATE, down=2 * RATE, up_queue=WIDE, down_queue=WIDE))
     world.network.set_conditions(Conditions(latency_ns=MS, loss=1.0), ["a"], ["b"])
     a.send(b, *numbers(5, 1000))
     a.send(c, b"x" * 1000)
@@ -97,7 +97,7 @@ def test_what_is_lost_on_the_path_has_used_the_uplink_and_not_the_downlink(
 
 def test_a_path_may_be_slower_than_the_access_links_at_its_ends(world: World, nodes: tuple[Node, Node, Node]) -> None:
     a, b, c = nodes
-    world.network.set_access(Access(up=2 * RATE, down=2 * RATE, up_queue=WIDE, down_queue=WIDE))
+    world.network.set_access(AccessLink(up=2 * RATE, down=2 * RATE, up_queue=WIDE, down_queue=WIDE))
     world.network.set_conditions(Conditions(latency_ns=0, bytes_per_second=RATE), ["a"], ["b"])
     a.send(b, *numbers(5, 1000))
     a.send(c, b"x" * 1000)
@@ -109,7 +109,7 @@ def test_a_path_may_be_slower_than_the_access_links_at_its_ends(world: World, no
 
 def test_what_was_held_takes_the_uplink_when_it_is_sent_on(world: World, nodes: tuple[Node, Node, Node]) -> None:
     a, b, _ = nodes
-    world.network.set_access(Access(up=RATE, up_queue=WIDE))
+    world.network.set_access(AccessLink(up=RATE, up_queue=WIDE))
     world.network.hold(["a"], ["b"])
     a.send(b, *numbers(3, 1000))
     pass_time(world)
@@ -121,7 +121,7 @@ def test_what_was_held_takes_the_uplink_when_it_is_sent_on(world: World, nodes: 
 
 def test_a_host_reaches_itself_past_its_access_link(world: World, nodes: tuple[Node, Node, Node]) -> None:
     a, *_ = nodes
-    world.network.set_access(Access(up=1, down=1))
+    world.network.set_access(AccessLink(up=1, down=1))
     a.send(a, b"self")
     pass_time(world)
     assert a.got == [(0, b"self")]
@@ -131,15 +131,15 @@ def test_an_access_link_that_is_taken_away_bounds_nothing_any_more(
     world: World, nodes: tuple[Node, Node, Node]
 ) -> None:
     a, b, _ = nodes
-    world.network.set_access(Access(up=RATE, down=RATE))
-    world.network.set_access(Access())
+    world.network.set_access(AccessLink(up=RATE, down=RATE))
+    world.network.set_access(AccessLink())
     a.send(b, *numbers(30, 1000))
     pass_time(world)
     assert [at_ns for at_ns, _ in b.got] == [MS] * 30
 
 
 def test_an_access_link_draws_no_chance() -> None:
-    def lost(access: Access | None) -> list[bytes]:
+    def lost(access: AccessLink | None) -> list[bytes]:
         with World(5) as made:
             a, b = Node(made, "a"), Node(made, "b")
             made.network.set_conditions(Conditions(latency_ns=MS, loss=0.5, jitter_ns=MS))
@@ -149,15 +149,15 @@ def test_an_access_link_draws_no_chance() -> None:
             pass_time(made)
             return list(b.data)
 
-    assert lost(Access(up=RATE, down=RATE, up_queue=WIDE, down_queue=WIDE)) == lost(None)
+    assert lost(AccessLink(up=RATE, down=RATE, up_queue=WIDE, down_queue=WIDE)) == lost(None)
 
 
 def test_access_links_that_cannot_be_are_refused(world: World) -> None:
     for wrong in ({"up": 0}, {"down": -1}):
         with pytest.raises(ConfigurationError, match="bytes_per_second"):
-            Access(**wrong)
+            AccessLink(**wrong)
     for what in ("up_queue", "down_queue"):
         with pytest.raises(ConfigurationError, match=what):
-            Access(**{what: 1499})
+            AccessLink(**{what: 1499})
     with pytest.raises(ConfigurationError, match="no host 'x'"):
-        world.network.set_access(Access(), ["x"])
+        world.network.set_access(AccessLink(), ["x"])

@@ -14,7 +14,7 @@
 Each needs only those below it. Nothing here knows of ranks or steps; `quicoll.sim` builds clusters of it.
 """
 
-from quicoll_transport.sim.access import Access
+from quicoll_transport.sim.access import AccessLink
 from quicoll_transport.sim.clock import HostClock
 from quicoll_transport.sim.confine import WALL_EPOCH_NS, confined
 from quicoll_transport.sim.errors import Deadlock, Forbidden, OutOfTime, SimulationError, Spinning
@@ -29,7 +29,7 @@ from quicoll_transport.sim.world import World
 
 __all__ = [
     "WALL_EPOCH_NS",
-    "Access",
+    "AccessLink",
     "Conditions",
     "Deadlock",
     "Forbidden",

@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from quicoll_transport.errors import ConfigurationError
 from quicoll_transport.faults.rules import Rate
 
-__all__ = ["Access"]
+__all__ = ["AccessLink"]
 
 _HEADERS = 28  # IPv4 and UDP
 _LEAST_QUEUE = 1500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Access:
+class AccessLink:
     """How a host is attached to the network.
 
     Attributes:

@@ -53,7 +53,7 @@ from quicoll_transport.sim.nat import Nat, NatKind
 
 if TYPE_CHECKING:
     from quicoll_transport.net.addresses import Address
-    from quicoll_transport.sim.access import Access
+    from quicoll_transport.sim.access import AccessLink
     from quicoll_transport.sim.timeline import Timeline
 
 __all__ = ["Conditions", "Interface", "Network", "OpenSocket", "PathState"]
@@ -268,11 +268,11 @@ class Network:
         for path in self._between(source, destination):
             path.set(conditions)
 
-    def set_access(self, access: Access, hosts: Iterable[str] | None = None) -> None:
+    def set_access(self, access: AccessLink, hosts: Iterable[str] | None = None) -> None:
         """Give hosts an access link; its queues are empty, and what was in one before still arrives.
 
         Args:
-            access: The link; `Access()` bounds nothing, as without one.
+            access: The link; `AccessLink()` bounds nothing, as without one.
             hosts: Names of the hosts; None for all that there are now.
         Raises:
             ConfigurationError: There is no such host.
