@@ -309,6 +309,12 @@ class Checker:
             self._apart[giver] = None
             self._replay = None
 
+    def chosen(self, step: int) -> None:
+        """Of different checkpoints of a step all ranks are to begin from one: which of them was right is not known, so
+        there is no reference from here on, and what another one has held after that step says nothing of it."""
+        self._states.pop((0, step), None)
+        self._replay = None
+
     def spoiled(self, node: str) -> None:
         """A bit of a rank's state is about to flip: until its state was compared, its bits are not looked at. What it
         computes meanwhile goes into all ranks' results alike, so there is no reference from here on."""

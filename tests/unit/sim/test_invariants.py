@@ -143,3 +143,14 @@ def test_who_was_asleep_may_begin_a_step_of_a_view_that_is_over_but_not_of_the_l
     assert broken(made) == ""
     made.began("worker-2", 2, 2)
     assert "worker-2 begins step 2 from (1, 1), and worker-1 holds (9, 9)" in broken(made)
+
+
+def test_once_a_person_has_chosen_a_checkpoint_of_a_step_all_have_to_hold_what_is_in_it() -> None:
+    made = Checker(lambda: 0.0, seed=1, world_size=3)
+    made.state("worker-0", 0, 3, RIGHT)
+    made.chosen(3)
+    made.state("worker-1", 0, 3, FORGED)
+    made.state("worker-2", 0, 3, FORGED)
+    assert broken(made) == ""
+    made.state("worker-0", 0, 3, RIGHT)
+    assert "worker-0 holds other bits than worker-1" in broken(made)
