@@ -65,7 +65,7 @@ from quicoll.observability.events import Event as Observed
 from quicoll.observability.events import Observers
 from quicoll.observability.flight import FlightRecorder
 from quicoll.sim.anew import leave_one
-from quicoll.sim.checked import CheckedJob
+from quicoll.sim.checked import CheckedJob, carrier_of
 from quicoll.sim.database import DatabaseCalls, SimDatabase, SimStore
 from quicoll.sim.hosts import SimHosts
 from quicoll.sim.invariants import CheckedStore
@@ -488,8 +488,11 @@ class Fleet:
         if is_coordinator(machine.name) and event.kind == "step_aborted":
             self.aborted += 1
         if event.kind == "view_installed" and machine.engine is not None and self.hosts is not None:
-            view_id = event.fields["view"]
-            self._checker.carried(machine.name, view_id, machine.engine.near(view_id) is not None)
+            view_id, nodes, where = event.fields["view"], event.fields["nodes"], self.hosts.where
+            beside = tuple(each for each in nodes if each != machine.name and where[each] == where[machine.name])
+            carrier = carrier_of(machine.engine, view_id, nodes)
+            if carrier is not None:
+                self._checker.carried(machine.name, view_id, carrier, beside)
 
     # -- how it ends ---------------------------------------------------------------------------------------------
 
