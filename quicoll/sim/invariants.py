@@ -309,8 +309,9 @@ class Checker:
         known = self._states.get((decision, step))
         right = None if self._replay is None else self._replay(step, state)
         other = known is not None and known[0] != digest
-        if other or right not in (None, digest):
-            for member in members:
+        unknown = known is None and right is None  # since a person has chosen it: it may be forged
+        if unknown or other or right not in (None, digest):
+            for member in () if unknown else members:
                 held = self.held.get(member, (0, 0))
                 if step and held >= (decision, step) and member != giver and member not in takers:
                     what = f"took a forged state from {giver}, though {member} held that after step {step}"

@@ -157,6 +157,20 @@ def test_once_a_person_has_chosen_a_checkpoint_of_a_step_all_have_to_hold_what_i
     assert "worker-0 holds other bits than worker-1" in broken(made)
 
 
+def test_a_forger_whose_checkpoint_a_person_has_chosen_may_forge_it_again_and_be_believed() -> None:
+    made = Checker(lambda: 0.0, seed=1, world_size=3)
+    made.forged("worker-0")
+    made.state("worker-0", 0, 3, RIGHT)
+    made.chosen(3)
+    for node in ("worker-1", "worker-2"):
+        made.taken(node, "worker-0", 0, 3, FORGED, confirmed=False, members=NODES)
+        made.state(node, 0, 3, FORGED)
+    made.state("worker-0", 0, 3, RIGHT)
+    assert broken(made) == ""
+    made.state("worker-2", 0, 3, OTHER)
+    assert "worker-2 holds other bits than worker-1" in broken(made)
+
+
 PARCELS, CALLS, NONE = Carrier(False, ("worker-1",)), Carrier(True, ("worker-1",)), Carrier(False, ())
 
 
