@@ -115,8 +115,8 @@ def test_more_messages_than_there_are_places_all_arrive_and_places_go_round(run:
             taking = [job.group.recv(np.empty(size, np.uint8), source=peer) for _ in range(count)]
             for number, handle in enumerate(taking):
                 assert ((await handle) == 7 * peer + number % 200).all()
-            for handle in sending:
-                await handle
+            for sent in sending:
+                await sent
             seen.append(given(job) - before)
             await job.group.barrier()
         return seen
