@@ -19,8 +19,9 @@ At its end all workers stop after the same step with the state of the undisturbe
 
 For cuts each worker has a network namespace of its own, inside one of this run's; nothing of this machine's network is
 touched. Where namespaces cannot be made there are no cuts, and a line says so; all is on the loopback interface then.
-With --one-host all workers are in one namespace, and so share memory: a part of each step goes through it, and is
-compared as well. There a cut is one between all workers and the coordinator.
+With --hosts N the workers are in N namespaces, those of each share memory, and a cut is that of a host. With one a part
+of each step goes through memory, and is compared as well; with more so do the long messages of the training itself
+between workers of a host.
 Everything started here ends with this process, however it ends. A failed run keeps its directory, and names its seed.
 """
 
@@ -119,7 +120,7 @@ class Commits:
         self._reference = Reference()
         self.newest = dict.fromkeys(nodes, 0)  # the last step of each node
         self.first_s: dict[int, float] = {}  # when each step was first applied by anybody
-        self.checked = self.aborted = self.wrong = self.near = 0
+        self.checked = self.aborted = self.wrong = self.near = self.parcels = 0
         self.lies: Counter[str] = Counter()
         self.ended: dict[str, int] = {}
 
@@ -160,6 +161,8 @@ class Commits:
                 if right != "1":
                     self.wrong += 1
                     raise ChaosError(f"WRONG: {node} got other values in step {step} through shared memory")
+            case ["parcels", count]:
+                self.parcels += int(count)
             case ["abort"]:
                 self.aborted += 1
             case ["lies", kind, count]:
@@ -185,22 +188,25 @@ class Commits:
 
 @dataclass(frozen=True)
 class Net:
-    """Where processes run. spaces: a namespace for each worker, whose line to the others can be taken away. one_host:
-    the first one's is for all."""
+    """Where processes run. spaces: a namespace for each worker, whose line to the others can be taken away. hosts: so
+    many are used, by as many workers each as can be; 0: by one each."""
 
     coordinator: str
     spaces: bool
-    one_host: bool = False
+    workers: int
+    hosts: int = 0
 
     def _space(self, index: int) -> int:
-        return 0 if self.one_host else index
+        return index * self.hosts // self.workers if self.hosts else index
 
     def command(self, index: int) -> list[str]:
         """What goes before the command of a worker."""
         return ["ip", "netns", "exec", f"worker{self._space(index)}"] if self.spaces else []
 
     def listen(self, index: int) -> str:
-        return f"10.77.0.{10 + self._space(index)}:0" if self.spaces else "127.0.0.1:0"
+        if self.spaces:
+            return f"10.77.0.{10 + self._space(index)}:0"
+        return f"127.0.0.{1 + self._space(index) if self.hosts else 1}:0"
 
     def cut(self, index: int) -> None:
         ip(f"link set line{self._space(index)} down")
@@ -213,10 +219,10 @@ def ip(words: str) -> None:
     subprocess.run(["ip", *words.split()], check=True, capture_output=True, text=True)  # noqa: S607 - as in a shell
 
 
-def network(workers: int, *, one_host: bool = False) -> Net:
+def network(workers: int, *, hosts: int = 0) -> Net:
     """Namespaces inside this one, if this process is in one of its own; otherwise the loopback interface."""
     if INSIDE not in os.environ:
-        return Net(f"127.0.0.1:{named_port()}", spaces=False, one_host=one_host)
+        return Net(f"127.0.0.1:{named_port()}", spaces=False, workers=workers, hosts=hosts)
     subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "/run"], check=True)  # noqa: S607 - of this mount namespace alone
     ip("link set lo up")
     ip("link add hub type bridge")
@@ -229,7 +235,7 @@ def network(workers: int, *, one_host: bool = False) -> Net:
         ip(f"-n worker{index} addr add 10.77.0.{10 + index}/24 dev eth0")
         ip(f"-n worker{index} link set lo up")
         ip(f"-n worker{index} link set eth0 up")
-    return Net("10.77.0.1:4433", spaces=True, one_host=one_host)
+    return Net("10.77.0.1:4433", spaces=True, workers=workers, hosts=hosts)
 
 
 def enter_namespace(script: str, arguments: list[str], *, user: bool = True) -> str:
@@ -513,8 +519,10 @@ class Run:
         self.need(END_S, lambda: not self.processes.workers_running, "the end of all workers:")
         if self.commits.ended != dict.fromkeys(self.processes.nodes, last):
             raise ChaosError(f"the workers ended after other steps than {last}: {self.commits.ended}")
-        if self.net.one_host and not self.commits.near:
+        if self.net.hosts == 1 and not self.commits.near:
             raise ChaosError("nothing went through shared memory")
+        if self.net.hosts > 1 and not self.commits.parcels:
+            raise ChaosError("no message went through shared memory")
 
     def _drawn(self) -> Iterator[str]:
         """Every kind once, in any order, again and again."""
@@ -563,12 +571,12 @@ def run(
     seed: int,
     keep: bool,
     only: tuple[str, ...],
-    one_host: bool,
+    hosts: int,
     say: Callable[[str], None],
     interrupted: list[int],
 ) -> int:
     directory = Path(tempfile.mkdtemp(prefix="quicoll-chaos-"))
-    net = network(workers, one_host=one_host)
+    net = network(workers, hosts=hosts)
     processes = Processes(directory, net, workers)
     commits = Commits(directory, processes.nodes)
     chaos = Run(processes, commits, net, random.Random(seed), interrupted, only)
@@ -587,8 +595,9 @@ def run(
             say(line)
         say(
             f"seed {seed}: {len(chaos.faults)} faults, {commits.step} steps committed ({commits.checked} commits of "
-            f"workers compared), {commits.near} attempts of workers with shared memory, {commits.aborted} attempts of "
-            f"workers given up, {sum(commits.lies.values())} lies told, wrong commits: {commits.wrong}"
+            f"workers compared), {commits.near} attempts of workers with shared memory, {commits.parcels} messages "
+            f"through it, {commits.aborted} attempts of workers given up, {sum(commits.lies.values())} lies told, "
+            f"wrong commits: {commits.wrong}"
         )
         for death in processes.deaths:
             say(death)
@@ -600,7 +609,7 @@ def run(
         say(f"FAILED: {failure}")
         say(
             f"what the processes said is in {directory}; again: python tests/chaos.py --seed {seed} --workers {workers}"
-            + " --one-host" * one_host
+            + (f" --hosts {hosts}" if hosts else "")
             + "".join(f" --only '{kind}'" for kind in only)
         )
         return 1
@@ -614,13 +623,15 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--workers", type=int, default=4, help="3 or more")
     parser.add_argument("--seed", type=int, default=None, help="of the faults; drawn, and printed, if not given")
     parser.add_argument("--only", action="append", choices=KINDS, help="this kind of fault; may be given again")
-    parser.add_argument("--one-host", action="store_true", help="let the workers share a host's memory")
+    parser.add_argument("--hosts", type=int, default=0, help="whose memory workers share; 0: each has its own")
     parser.add_argument("--keep", action="store_true", help="keep what the processes said, if all went well too")
     parser.add_argument("--no-namespaces", action="store_true", help="stay on the loopback interface, without cuts")
     options = parser.parse_args(arguments)
     only = tuple(dict.fromkeys(options.only or ()))
     if options.workers < 3:
         parser.error("fewer than 3 workers have no majority without one")
+    if not 0 <= options.hosts <= options.workers:
+        parser.error("no more hosts than workers")
     seed = random.SystemRandom().randrange(1 << 31) if options.seed is None else options.seed
     why = "--no-namespaces" if options.no_namespaces else enter_namespace(__file__, [*arguments, "--seed", str(seed)])
 
@@ -636,7 +647,7 @@ def main(arguments: list[str]) -> int:
     try:
         with interrupts() as interrupted:
             how = {"workers": options.workers, "seed": seed, "keep": options.keep, "only": only}
-            how |= {"one_host": options.one_host}
+            how |= {"hosts": options.hosts}
             return run(60 * options.minutes, **how, say=say, interrupted=interrupted)
     except KeyboardInterrupt:
         return 130

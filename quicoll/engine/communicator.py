@@ -147,6 +147,13 @@ class Communicator:
         """Operations in flight."""
         return self._count + (0 if self.near is None else self.near.running)
 
+    @property
+    def by_memory(self) -> tuple[int, ...]:
+        """The other ranks that this one hands what it can through the memory of its host."""
+        if self.near is not None:
+            return tuple(sorted(self._links))
+        return tuple(sorted(rank for rank, way in self._ways.items() if way is not self._links[rank]))
+
     # -- what arrives --------------------------------------------------------------------------------------------
 
     def announced(self, rank: int, announce: Announce) -> None:

@@ -327,6 +327,12 @@ class Engine:
         communicator = self._views.installed(view_id)
         return None if communicator is None else communicator.near
 
+    def by_memory(self, view_id: int) -> tuple[int, ...] | None:
+        """Return the other ranks of a view that this one hands what it can through the memory of its host; None where
+        the view is not the one installed last."""
+        communicator = self._views.installed(view_id)
+        return None if communicator is None else communicator.by_memory
+
     def next_call(
         self, view_id: int, groups: Mapping[int, int], timeout: float, step: int | None, ended: Ended
     ) -> Watch | None:

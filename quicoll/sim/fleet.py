@@ -13,7 +13,8 @@ How a process may end, and what follows:
     world around it (`_AGAIN`): lost peers, a    process may well go on. The last error of each node is part of what
     partition, spoilt bytes, a failed disk       is said if the run then never comes to its end
     what a forged state explains                 the same (`Checker.allowed`); and since such an error says that all
-                                                 ranks are to be started anew, one that was made to leave is, too
+                                                 ranks are to be started anew, one that was made to leave is, too; and
+                                                 from one checkpoint, where those of the ranks differ (anew.py)
     any other exception: Mismatch and            the run has failed. The code is wrong, or the test of it has; the next
     LocalError, since the same code would do     process would only do the same
     the same again; the user's own; Forbidden
@@ -44,6 +45,7 @@ from quicoll.errors import (
     CheckpointError,
     Corrupted,
     Dismissed,
+    Diverged,
     JobDone,
     JournalError,
     Partitioned,
@@ -62,7 +64,8 @@ from quicoll.membership.serving import serve_in_turn
 from quicoll.observability.events import Event as Observed
 from quicoll.observability.events import Observers
 from quicoll.observability.flight import FlightRecorder
-from quicoll.sim.checked import CheckedJob
+from quicoll.sim.anew import leave_one
+from quicoll.sim.checked import CheckedJob, carrier_of
 from quicoll.sim.database import DatabaseCalls, SimDatabase, SimStore
 from quicoll.sim.hosts import SimHosts
 from quicoll.sim.invariants import CheckedStore
@@ -485,8 +488,11 @@ class Fleet:
         if is_coordinator(machine.name) and event.kind == "step_aborted":
             self.aborted += 1
         if event.kind == "view_installed" and machine.engine is not None and self.hosts is not None:
-            view_id = event.fields["view"]
-            self._checker.carried(machine.name, view_id, machine.engine.near(view_id) is not None)
+            view_id, nodes, where = event.fields["view"], event.fields["nodes"], self.hosts.where
+            beside = tuple(each for each in nodes if each != machine.name and where[each] == where[machine.name])
+            carrier = carrier_of(machine.engine, view_id, nodes)
+            if carrier is not None:
+                self._checker.carried(machine.name, view_id, carrier, beside)
 
     # -- how it ends ---------------------------------------------------------------------------------------------
 
@@ -504,6 +510,8 @@ class Fleet:
             machine.troubled(error)
             if isinstance(error, self._checker.allowed):
                 self._start_all_anew()
+                if isinstance(error, Diverged):
+                    self._leave_one_checkpoint(error)
             elif not isinstance(error, _AGAIN):
                 self._failed("worker", _words(error), node=node, cause=error)
         leftovers = machine.leftovers() + ([] if self.hosts is None else self.hosts.leftovers(node))
@@ -525,6 +533,13 @@ class Fleet:
                     self._call_back(machine)
                 else:
                     self._leaving[machine.name] = True
+
+    def _leave_one_checkpoint(self, error: Diverged) -> None:
+        """What the error asks of people, where the ranks have come to it by what they began with."""
+        kept = leave_one(error, {machine.name: machine.disk for machine in self.workers})
+        if kept:
+            self._world.note("checkpoint_chosen", kept, f"of step {error.step}")
+            self._checker.chosen(error.step or 0)
 
     def _call_back(self, machine: Machine) -> None:
         machine.done = False

@@ -28,8 +28,9 @@
     deleted         a deleted piece of shared state does not come back
     converge        eventual pieces are the same on all ranks of the view when nothing breaks any more (all four of
                     them where the workload looks at it: quicoll.sim.tiered_checks)
-    one-carrier     all ranks that work in a view hand each other what they can through the memory of their host, or
-                    none does
+    one-carrier     in a view all ranks of a host hand each other what they can through its memory, or none does, whole
+                    calls where the view is of one host, else long messages (parcels), and nobody elsewhere; and so it
+                    is from the beginning of the view to its end
     ways            two ranks that cannot open a way to each other have a link through the relay alone, and two that are
                     behind no translator never have one through it
     memory          what a link holds beyond posted buffers is within its credit; there are no links to strangers
@@ -45,7 +46,7 @@ BLAKE2b over names, types, shapes and bytes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quicoll.errors import Corrupted, Diverged, Mismatch, PeerError, QuicollError
 from quicoll.membership.coordinator.history import Committed, InstalledView, Left, Proposed, Scaled
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
     from quicoll.membership.journal import RecordStore
     from quicoll.membership.view import View
 
-__all__ = ["INVARIANTS", "CheckedStore", "Checker", "ReferenceDigest", "ReplayedDigest"]
+__all__ = ["INVARIANTS", "Carrier", "CheckedStore", "Checker", "ReferenceDigest", "ReplayedDigest"]
 
 
 INVARIANTS = (
@@ -92,6 +93,18 @@ ReplayedDigest = Callable[[int, Mapping[str, Any]], bytes]
 """Digest of the state after a step, of the step and of the state, which may tell how it came to be."""
 
 
+class Carrier(NamedTuple):
+    """What a rank of a view uses of its host's memory. whole: calls go through it. nodes: the other ones that it hands
+    what it can through it; none where it uses none."""
+
+    whole: bool
+    nodes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        what = "calls" if self.whole else "parcels"
+        return f"hands {what} to {', '.join(self.nodes)} through memory" if self.nodes else "uses no memory of its host"
+
+
 class Checker:
     """Follows one run. `broken`: the first invariant that was broken. replay: digest of the state after a step."""
 
@@ -122,7 +135,7 @@ class Checker:
         self._apart: dict[str, None] = {}  # forgers that were believed: they themselves hold something else
         self._verdicts: dict[int, tuple[str, str, str]] = {}  # by view: the kind of failure, who is blamed, on whom
         self._calls: dict[_Call, dict[str, None]] = {}  # who has called it
-        self._carriers: dict[int, tuple[bool, str]] = {}  # by view: whether it is its host's memory, and on whom
+        self._carriers: dict[int, dict[str, Carrier]] = {}  # by view and node
         self._counts: dict[tuple[str, int, int], int] = {}  # by node, view and group
         self.held: dict[str, tuple[int, int]] = {}  # by node: decision and step of the state of its living process
         self._reached: dict[int, int] = {}  # by step: the last decision of a state after it
@@ -296,8 +309,9 @@ class Checker:
         known = self._states.get((decision, step))
         right = None if self._replay is None else self._replay(step, state)
         other = known is not None and known[0] != digest
-        if other or right not in (None, digest):
-            for member in members:
+        unknown = known is None and right is None  # since a person has chosen it: it may be forged
+        if unknown or other or right not in (None, digest):
+            for member in () if unknown else members:
                 held = self.held.get(member, (0, 0))
                 if step and held >= (decision, step) and member != giver and member not in takers:
                     what = f"took a forged state from {giver}, though {member} held that after step {step}"
@@ -308,6 +322,12 @@ class Checker:
                 believed[right] = None
             self._apart[giver] = None
             self._replay = None
+
+    def chosen(self, step: int) -> None:
+        """Of different checkpoints of a step all ranks are to begin from one: which of them was right is not known, so
+        there is no reference from here on, and what another one has held after that step says nothing of it."""
+        self._states.pop((0, step), None)
+        self._replay = None
 
     def spoiled(self, node: str) -> None:
         """A bit of a rank's state is about to flip: until its state was compared, its bits are not looked at. What it
@@ -367,12 +387,23 @@ class Checker:
             which = f"{name} (call {call[2]} of its group in view {call[0]})"
             self.break_("together", f"{which} ended on {node} before {', '.join(absent)} called it", node=node)
 
-    def carried(self, node: str, view_id: int, near: bool) -> None:
-        """A rank goes to work in a view. near: by its host's memory."""
-        known = self._carriers.setdefault(view_id, (near, node))
-        if known[0] is not near:
-            one, other = (node, known[1]) if near else (known[1], node)
-            self.break_("one-carrier", f"in view {view_id} {one} uses its host's memory, and {other} none", node=node)
+    def carried(self, node: str, view_id: int, carrier: Carrier, beside: tuple[str, ...]) -> None:
+        """A rank goes to work in a view. beside: the other nodes of the view that are on its host."""
+        known = self._carriers.setdefault(view_id, {})
+        known[node] = carrier
+        if carrier.nodes and carrier.nodes != beside:
+            there = ", ".join(beside) or "nobody"
+            self.break_("one-carrier", f"in view {view_id} {node} {carrier}; on its host is {there}", node=node)
+        for other in beside:
+            theirs = known.get(other, carrier)
+            if (theirs.whole, bool(theirs.nodes)) != (carrier.whole, bool(carrier.nodes)):
+                self.break_("one-carrier", f"in view {view_id} {node} {carrier}, and {other} {theirs}", node=node)
+
+    def carries(self, node: str, view_id: int, carrier: Carrier) -> None:
+        """A rank is at work in a view."""
+        before = self._carriers.get(view_id, {}).get(node, carrier)
+        if before != carrier:
+            self.break_("one-carrier", f"in view {view_id} {node} {carrier}; at its beginning it {before}", node=node)
 
     def ended(self, node: str) -> None:
         """The process is gone, and its state with it."""

@@ -2,8 +2,9 @@
 
 Words on standard input, one a line: "until N" to stop after step N, "lie memory SECONDS", "lie vote SECONDS". What
 happened goes to the file that the first argument names, one line each: "commit STEP DIGEST NANOSECONDS" when a step is
-applied, "abort" for an attempt that failed, "lies KIND COUNT" after a time of lying, "end STEP DIGEST", and "near STEP
-RIGHT" (1 or 0) where the ranks share a host's memory, and have reduced something in it, small and large.
+applied, "abort" for an attempt that failed, "lies KIND COUNT" after a time of lying, "end STEP DIGEST"; "near STEP
+RIGHT" (1 or 0) where the ranks share a host's memory, and have reduced something in it, small and large; and "parcels
+COUNT" where some of them do, by how many messages have gone through it since the last one.
 """
 
 from __future__ import annotations
@@ -76,6 +77,7 @@ class Trainer:
         self.until: int | None = None
         self._record = os.open(record, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._lies: set[asyncio.Task[None]] = set()
+        self._given = 0, 0  # in which view, how many parcels
 
     def say(self, *words: object) -> None:
         os.write(self._record, (" ".join(map(str, words)) + "\n").encode())
@@ -99,6 +101,8 @@ class Trainer:
                     if job.group._here.near:  # the same on all ranks of a view
                         self.say("near", step.number, int(await self._near(job, step.number)))
 
+                    self.count_parcels(job)
+
                     def commit(number: int = step.number, mean: Array = mean) -> None:
                         self.weights = applied(self.weights, mean)
                         self.say("commit", number, digest(self.weights), time.monotonic_ns())
@@ -111,6 +115,15 @@ class Trainer:
                 sys.stderr.write(f"{time.monotonic():.3f} step not committed: {error}\n")
                 await asyncio.sleep(0.01)
         self.say("end", job.committed_step, digest(self.weights))
+
+    def count_parcels(self, job: quicoll.Job) -> None:
+        communicator = job.group._context.engine._views.communicator
+        ways = None if communicator is None else communicator.ways
+        if ways is not None:
+            last, self._given = self._given, (communicator.view.view_id, ways.parcels.given)
+            count = self._given[1] - (last[1] if last[0] == self._given[0] else 0)
+            if count:
+                self.say("parcels", count)
 
     async def _near(self, job: quicoll.Job, step: int) -> bool:
         """Reduce what every rank knows, through the memory of their host; return whether that came."""

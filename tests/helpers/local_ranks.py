@@ -1,6 +1,7 @@
 """A rank whose operations go through the memory of its host: `quicoll run -n N local_ranks.py WHAT SIZE [EACH]`.
 
-WHAT is what becomes of rank 1 at its tenth call: "killed", "stopped" or "forks". Each rank says one line at its end.
+WHAT is what becomes of rank 1 at its tenth call: "killed", "stopped", "forks" or "nothing". Each rank says one line at
+its end.
 EACH: so many ranks have one address, and the next ones another, so that by the view there are several hosts.
 """
 
@@ -39,7 +40,7 @@ async def main(what: str, size: int, each: int) -> None:
         say(f"shares memory: {job.group._here.near}")
         try:
             while calls < 200:
-                if calls == 10 and job.rank == 1:
+                if calls == 10 and job.rank == 1 and what != "nothing":
                     if what == "forks":
                         child = os.fork()
                         if child == 0:

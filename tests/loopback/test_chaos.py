@@ -41,9 +41,11 @@ def processes_with(text: str) -> list[int]:
     return found
 
 
-def test_nothing_wrong_is_committed_whatever_happens_to_the_processes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("hosts", [0, 1, 2])
+def test_nothing_wrong_is_committed_whatever_happens_to_the_processes(hosts: int, tmp_path: Path) -> None:
+    """Workers that share no memory, calls that go through it, and messages that do."""
     done = subprocess.run(
-        [sys.executable, CHAOS, "--minutes", "0.2", "--seed", "3"],
+        [sys.executable, CHAOS, "--minutes", "0.2", "--seed", "3", "--hosts", str(hosts)],
         env={**os.environ, "TMPDIR": str(tmp_path)},
         capture_output=True,
         text=True,

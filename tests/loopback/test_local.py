@@ -539,11 +539,12 @@ def test_the_group_that_is_numbered_here_is_that_of_all_ranks() -> None:
     assert WORLD.group_id == GROUP
 
 
-def run(world: int, what: str, size: int, tmp_path: Path, each: int = 0) -> list[str]:
+def run(world: int, what: str, size: int, tmp_path: Path, each: int = 0, before: tuple[str, ...] = ()) -> list[str]:
     command = "from quicoll.cli.main import main; main()"
     options = ["-n", str(world), "--restarts", "1", "--lost-after", "10"]
+    script = [str(HELPERS / "local_ranks.py"), what, str(size), str(each)]
     done = subprocess.run(
-        [sys.executable, "-c", command, "run", *options, str(HELPERS / "local_ranks.py"), what, str(size), str(each)],
+        [*before, sys.executable, "-c", command, "run", *options, *script],
         env={**os.environ, "QUICOLL_LOCAL": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
         cwd=tmp_path,
         capture_output=True,
@@ -627,6 +628,21 @@ async def test_parcels_change_no_bit_of_what_the_network_carries() -> None:
         assert await everyone(jobs, work) == results
 
 
-def test_a_child_of_a_fork_takes_no_part_and_does_no_harm(tmp_path: Path) -> None:
-    said = run(2, "forks", 1, tmp_path)
-    assert sorted(line for line in said if line.startswith("rank")) == ["rank 0 is done", "rank 1 is done"], said
+@pytest.mark.parametrize(("world", "size", "each"), [(2, 1, 0), (4, 1 << 18, 2)])
+def test_a_child_of_a_fork_takes_no_part_and_does_no_harm(world: int, size: int, each: int, tmp_path: Path) -> None:
+    """As the processes of a data loader are; where calls go through memory, and where messages do."""
+    said = run(world, "forks", size, tmp_path, each=each)
+    assert sorted(line for line in said if line.startswith("rank ")) == [
+        f"rank {rank} is done" for rank in range(world)
+    ], said
+
+
+@pytest.mark.parametrize("each", [0, 2])
+def test_where_the_system_gives_no_memory_all_go_on_over_the_network(each: int, tmp_path: Path) -> None:
+    """A file of memory has the length of a segment or is refused by the system itself, not by a stand-in of it."""
+    said = run(4, "nothing", 1 << 14, tmp_path, each=each, before=("prlimit", f"--fsize={SegmentLayout(2).base}"))
+    assert said.count("shares memory: False") == 4, said
+    assert sum("False" in line for line in said if line.startswith("ranks ")) == (4 if each else 0), said
+    assert sorted(line for line in said if line.startswith("rank ")) == [f"rank {rank} is done" for rank in range(4)], (
+        said
+    )

@@ -143,13 +143,14 @@ def test_a_parcel_with_another_bit_ends_the_view_and_names_its_writer() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("first", [1, 11, 21])
 @pytest.mark.parametrize("rank", [0, 3])
-def test_a_rank_killed_at_a_step_of_its_party_or_of_a_parcel_is_survived_by_both_hosts(rank: int) -> None:
+def test_a_rank_killed_at_any_step_of_its_party_or_of_a_parcel_is_survived_by_both_hosts(rank: int, first: int) -> None:
     killed = 0
-    for after in (2, 7, 11, 13, 16, 27, 40):
+    for after in range(first, first + 10):
         text = f"sim.at(0.0).memory({rank}, 'kill', after={after}); sim.at(1.2).heal()"
         killed += run(text, Told(), hosts=TWO, seed=after, steps=2).injected.get("memory_kill", 0)
-    assert killed > 4
+    assert killed == 10
 
 
 def test_no_datagram_carries_what_goes_through_memory_and_the_bits_are_the_same() -> None:

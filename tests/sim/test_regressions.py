@@ -247,10 +247,37 @@ def test_two_behind_translators_that_begin_anew_come_together_soon_after_the_las
     assert outcome.virtual_s < last_s + 8
 
 
+def test_a_job_whose_two_checkpoints_of_a_step_differ_goes_on_from_the_one_that_a_person_leaves() -> None:
+    """Seed 6464: a rank believed a forged state, which one alone held, and both saved what they had. Nobody can tell
+    which is right, and processes that began with them came to that 32 times."""
+    hosts = ("one",) * 4
+    settings = Settings(ranks=4, hosts=hosts, lost_after=2.0, conditions=Conditions(latency_ns=2_000_000))
+    scenario = Scenario(seed=6464, steps=1, compute_s=0.2484, settings=settings, events=parse_events(BELIEVED))
+    recording = Recording()
+    outcome = run_scenario(scenario, recorder=recording.record)
+    assert outcome.error is None, outcome.error
+    chosen = [entry.t_ns for entry in recording.entries if entry.kind == "checkpoint_chosen"]
+    ended = [entry for entry in recording.entries if entry.kind == "process_ended"]
+    ends = [entry.t_ns for entry in ended if "Diverged" in str(entry.what)]
+    assert len(chosen) == 1
+    assert min(ends) < chosen[0], "what differs in memory alone is no matter of checkpoints"
+    assert max(ends) < chosen[0] + 1e8, "those that begin from one checkpoint go on"
+
+
 TEACHERS_LOST = """
 sim.at(2.54).lie(0, 1)
 sim.at(3.6642).crash(0).crash(2).crash(3)
 sim.at(3.7542).heal()
+"""
+
+
+BELIEVED = """
+sim.at(0.0).forge(2, "state")
+sim.at(0.4).memory(0, "kill", after=40)
+sim.at(0.4).crash(3)
+sim.at(0.6).restart(3)
+sim.at(1.0).lie(2, 1)
+sim.at(2.0).heal()
 """
 
 

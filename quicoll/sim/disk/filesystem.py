@@ -271,6 +271,22 @@ class FileSystem:
         """All files as they are read now, by path in order; works while the disk is down, and counts as nothing."""
         return {name: bytes(node.content) for name, node in sorted(self._tree.items()) if isinstance(node, File)}
 
+    # What a person does who has the disk in his hands: nothing strikes, nothing counts, and it may be down
+
+    def copy(self) -> FileSystem:
+        """Return another disk that is up, with all that is read of this one now."""
+        found = FileSystem(random.Random(0), now_ns=self.now_ns)  # noqa: S311  a simulation
+        for name, node in self._tree.items():
+            found._tree[name] = Directory() if isinstance(node, Directory) else File(bytearray(node.content))
+        return found
+
+    def erase(self, path: str | os.PathLike[str]) -> None:
+        """Take a file away, so that no crash brings it back; nothing where there is none."""
+        name = key_of(path)
+        self._tree.pop(name, None)
+        self._durable_tree.pop(name, None)
+        self._pending = [change for change in self._pending if name not in dict(change.names)]
+
     def __repr__(self) -> str:
         state = "down" if self._down else "up"
         counts = f"operations={self.operations} files={len(self.files())} pending={self._unsynced()}"

@@ -52,8 +52,8 @@ Tiers. An eighth of the seeds change sets of tiers and share pieces of state (qu
 well, and drawn apart. None of them has a forger; where a rank lies, they do not.
 
 Hosts. A seventh of the seeds have ranks that share a host, drawn apart too, and nothing else of them is another one but
-what they call. All are on one, or all but the last; those that come later are where the first ones are. Their memory
-fails in some way once to three times. None of them is behind an address translator.
+what they call. All are on one, or all but the last, or each half on one of two; those that come later are where the
+first ones are. Their memory fails in some way once to three times. None of them is behind an address translator.
 
 Ways. An eleventh of the seeds have ranks behind address translators, drawn apart as well, and nothing else of them is
 another one. Ranks that come later are behind none.
@@ -157,6 +157,7 @@ FAULT_KINDS: tuple[str, ...] = (
 """All kinds of fault, in the order in which they are drawn."""
 
 _SHARING = 0.15
+_HALVES = 0.35  # of those with four ranks or more: two hosts
 _MOST_NEWCOMERS = 2
 _HORIZONS_MS = (200, 300, 500, 500, 1000, 1000, 2000, 4000)
 _FORMED = 18  # latencies until the first view is at work; it needs all ranks, so an earlier crash leaves no steps
@@ -259,7 +260,7 @@ def generate(
     if ways is not None:
         drawn = with_translators(ways, drawn)
     if hosts is not None:
-        drawn = replace(drawn, hosts=_places(hosts, ranks))
+        drawn = replace(drawn, hosts=_places(seed, hosts, ranks))
     settings = replace(drawn, sites=_sites(seed, ranks)) if settings is None else replace(settings, ranks=ranks)
     builder = _Builder(draw, settings, horizon)
     count = draw.one_of((1, 1, 2, 2, 3, 3, 4, 5, 6, 8))
@@ -320,9 +321,13 @@ def _hosts(seed: int, ranks: int, wanted: Sequence[str]) -> SwarmDraw | None:
     return draw if ranks > 1 and "memory" in wanted and draw.chance(1.0 if alone else _SHARING) else None
 
 
-def _places(draw: SwarmDraw, ranks: int) -> tuple[str, ...]:
-    """The host of each rank: one, or one for all but the last, without which the others share theirs."""
-    return (*("one",) * (ranks - 1), "one" if ranks < 3 or draw.chance(0.8) else "other")
+def _places(seed: int, draw: SwarmDraw, ranks: int) -> tuple[str, ...]:
+    """The host of each rank: one, or one for all but the last, without which the others share theirs; or two, each of
+    half of them."""
+    last = "one" if ranks < 3 or draw.chance(0.8) else "other"
+    if ranks > 3 and drawn_for("places", seed).chance(_HALVES):
+        return tuple("one" if 2 * rank < ranks else "two" for rank in range(ranks))
+    return (*("one",) * (ranks - 1), last)
 
 
 def _forges(seed: int, wanted: Sequence[str]) -> SwarmDraw | None:

@@ -116,7 +116,7 @@ class _Story:
         self._not_installed()
 
     def _take(self, entry: Entry) -> None:
-        if entry.kind in ("fault", "host", "process_ended"):
+        if entry.kind in ("fault", "host", "process_ended", "checkpoint_chosen"):
             getattr(self, f"_{entry.kind}")(entry)
         elif is_coordinator(entry.who):
             self._coordinator(entry)
@@ -166,6 +166,9 @@ class _Story:
             self._together(entry, "{who} returned, done", "well")
         else:
             self._together(entry, "{who} ended by " + str(entry.what), entry.what)
+
+    def _checkpoint_chosen(self, entry: Entry) -> None:
+        self._say(entry.t_ns, f"a person left the checkpoint of {list_nodes([entry.who])} {entry.what} alone")
 
     # -- the coordinator -----------------------------------------------------------------------------------------
 

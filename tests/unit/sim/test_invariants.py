@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from quicoll.membership.coordinator.history import InstalledView
 from quicoll.membership.view import Member, View
 from quicoll.sim.digests import state_digest
-from quicoll.sim.invariants import Checker
+from quicoll.sim.invariants import Carrier, Checker
 
 RIGHT, FORGED, OTHER = ({"w": np.full(3, value)} for value in (1.0, 2.0, 3.0))
 NODES = ["worker-0", "worker-1", "worker-2"]
@@ -143,3 +144,67 @@ def test_who_was_asleep_may_begin_a_step_of_a_view_that_is_over_but_not_of_the_l
     assert broken(made) == ""
     made.began("worker-2", 2, 2)
     assert "worker-2 begins step 2 from (1, 1), and worker-1 holds (9, 9)" in broken(made)
+
+
+def test_once_a_person_has_chosen_a_checkpoint_of_a_step_all_have_to_hold_what_is_in_it() -> None:
+    made = Checker(lambda: 0.0, seed=1, world_size=3)
+    made.state("worker-0", 0, 3, RIGHT)
+    made.chosen(3)
+    made.state("worker-1", 0, 3, FORGED)
+    made.state("worker-2", 0, 3, FORGED)
+    assert broken(made) == ""
+    made.state("worker-0", 0, 3, RIGHT)
+    assert "worker-0 holds other bits than worker-1" in broken(made)
+
+
+def test_a_forger_whose_checkpoint_a_person_has_chosen_may_forge_it_again_and_be_believed() -> None:
+    made = Checker(lambda: 0.0, seed=1, world_size=3)
+    made.forged("worker-0")
+    made.state("worker-0", 0, 3, RIGHT)
+    made.chosen(3)
+    for node in ("worker-1", "worker-2"):
+        made.taken(node, "worker-0", 0, 3, FORGED, confirmed=False, members=NODES)
+        made.state(node, 0, 3, FORGED)
+    made.state("worker-0", 0, 3, RIGHT)
+    assert broken(made) == ""
+    made.state("worker-2", 0, 3, OTHER)
+    assert "worker-2 holds other bits than worker-1" in broken(made)
+
+
+PARCELS, CALLS, NONE = Carrier(False, ("worker-1",)), Carrier(True, ("worker-1",)), Carrier(False, ())
+
+
+@pytest.mark.parametrize(
+    ("carrier", "other", "broken_by"),
+    [
+        (PARCELS, Carrier(False, ("worker-0",)), ""),
+        (CALLS, Carrier(True, ("worker-0",)), ""),
+        (NONE, NONE, ""),
+        (PARCELS, NONE, "worker-1 uses no memory of its host, and worker-0 hands parcels to worker-1 through memory"),
+        (NONE, Carrier(False, ("worker-0",)), "worker-1 hands parcels to worker-0"),
+        (CALLS, Carrier(False, ("worker-0",)), "and worker-0 hands calls to worker-1 through memory"),
+        (PARCELS, Carrier(False, ("worker-0", "worker-2")), "on its host is worker-0"),
+        (PARCELS, Carrier(False, ("worker-2",)), "on its host is worker-0"),
+    ],
+)
+def test_ranks_of_a_host_all_use_its_memory_in_one_way_for_each_other_or_none_does(
+    carrier: Carrier, other: Carrier, broken_by: str
+) -> None:
+    made = Checker(lambda: 0.0, seed=1, world_size=3)
+    made.carried("worker-0", 1, carrier, ("worker-1",))
+    made.carried("worker-2", 1, NONE, ())  # elsewhere
+    assert broken(made) == ""
+    made.carried("worker-1", 1, other, ("worker-0",))
+    assert broken_by in broken(made)
+    assert bool(broken_by) is bool(broken(made))
+
+
+def test_what_a_rank_uses_of_its_host_may_change_with_the_view_and_not_within_it() -> None:
+    made = Checker(lambda: 0.0, seed=1, world_size=3)
+    made.carried("worker-0", 1, PARCELS, ("worker-1",))
+    made.carries("worker-0", 1, PARCELS)
+    made.carried("worker-0", 2, NONE, ("worker-1",))
+    made.carries("worker-0", 2, NONE)
+    assert broken(made) == ""
+    made.carries("worker-0", 2, PARCELS)
+    assert "in view 2 worker-0 hands parcels to worker-1 through memory; at its beginning it uses no" in broken(made)
