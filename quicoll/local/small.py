@@ -50,6 +50,7 @@ __all__ = ["Counts", "Differing", "SmallCall", "SmallCalls", "Spoiled", "under_w
 
 # place, number in the group, digest, how many counts, bytes that the rank gives, bytes of text, checksum
 _HEAD: Final = struct.Struct("<QQ16sQQQQ")
+_MOST_KNOWN: Final = 64
 
 Counts: TypeAlias = Sequence[tuple[int, ...]]
 """What each rank says of its own sizes, by rank."""
@@ -135,6 +136,11 @@ class SmallCall:
         """Whether what this rank gives fits into a slot, and what the others give where that is known."""
         return max(self.sizes or (self.nbytes,)) <= SMALL_BYTES
 
+    @property
+    def is_small(self) -> bool:
+        """Whether what all ranks give fits into slots, and all know so before."""
+        return self.sizes is not None and max(self.sizes) <= SMALL_BYTES
+
     def combine(self, payloads: Sequence[bytes], counts: Counts) -> None:
         """All payloads are here: leave the result where its owner finds it."""
         self._combine(payloads, counts)
@@ -161,6 +167,7 @@ class SmallCalls:
         self._seen = [0] * memory.layout.world  # PUBLISHED, as it was last seen
         self._room = 0  # the least CONSUMED of the peers, as it was last seen
         self._failure: Exception | None = None
+        self._known: dict[str, tuple[bytes, bytes]] = {}  # texts and digests of signatures
 
     def add(self, call: SmallCall) -> None:
         """Take the next call; `advance` follows."""
@@ -223,8 +230,8 @@ class SmallCalls:
         while self._waiting and self._has_room(self._published):
             call = self._waiting.popleft()
             place = call.place = self._published
-            text = call.signature.encode(errors="replace")
-            digest = call.digest = xxhash.xxh3_128_digest(text)
+            text, digest = self._known.get(call.signature) or self._learn(call.signature)
+            call.digest = digest
             given = _packed(call.counts) + call.payload if call.counts else call.payload
             sum_ = xxhash.xxh3_64_intdigest(given)
             shown = text[:TEXT_BYTES]
@@ -237,6 +244,13 @@ class SmallCalls:
             self._flying.append(call)
             self._published += 1
             memory.store(PUBLISHED, self._published)
+
+    def _learn(self, signature: str) -> tuple[bytes, bytes]:
+        if len(self._known) == _MOST_KNOWN:
+            self._known.clear()
+        text = signature.encode(errors="replace")
+        known = self._known[signature] = text, xxhash.xxh3_128_digest(text)
+        return known
 
     def _has_room(self, place: int) -> bool:
         if place - SLOTS < self._room:
