@@ -128,6 +128,8 @@ class Pending(Generic[T]):
     def settle(self) -> bool:
         """Note the digests of a result that is there. Return whether the operation has ended."""
         future = self.future
+        if not future.done() and self.near is not None:  # all have called perhaps, while this thread computed
+            self.near[0].go_on()
         if not future.done():
             return False
         if self._recorded:

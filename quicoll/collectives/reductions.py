@@ -20,7 +20,7 @@ from quicoll.numerics.buffers import empty, memory
 from quicoll.numerics.bundle import Bundle, Joined, bundle, leaves_like, like_text, results
 from quicoll.numerics.canonical_order import leaves_of
 from quicoll.numerics.feedback import ErrorFeedback
-from quicoll.numerics.reduce import Precision, ReduceOp, reduce_rows, reduce_tree
+from quicoll.numerics.reduce import Precision, ReduceOp, reduce_few, reduce_rows, reduce_tree
 from quicoll.plan.schedule import (
     ElementFormat,
     Schedule,
@@ -206,8 +206,11 @@ class Reduction(Operation[Any]):
             start = sum(self.rows[: self.here.rank])
             stop = start + self.rows[self.here.rank]
         if stop - start == size and self.total * size <= _FEW:
-            how, rows = prepared.how, np.frombuffer(b"".join(payloads), storage).reshape(self.total, size)
-            if reduce_rows(rows, op=prepared.op, dtype=how.dtype, acc=how.acc, out=self.output):
+            op, how, data = prepared.op, prepared.how, b"".join(payloads)
+            if size == 1 and reduce_few(data, op=op, dtype=how.dtype, acc=how.acc, out=self.output):
+                return
+            rows = np.frombuffer(data, storage).reshape(self.total, size)
+            if reduce_rows(rows, op=op, dtype=how.dtype, acc=how.acc, out=self.output):
                 return
         leaves: list[Array] = []
         for payload, held in zip(payloads, prepared.held, strict=True):

@@ -9,6 +9,10 @@ agree in the same way; then the engine carries its payloads through the rings, o
     begun       the call has its number and waits for a slot, or is in one; it is in `_calls`. Whoever of its group
                 publishes last wakes the engine (BACK), which takes it further
     attended    its caller looks, or sleeps, and is woken in the engine's place (FRONT)
+    stands      where nobody looks (`HostWakes.crowded`) and a loop is in front, FRONT stands in WAKE between calls. A
+                call of which all know that it is small is attended from its begin then: whoever publishes last wakes
+                the loop, whether or not anybody awaits the call. So one look, behind the fence after its publication,
+                is all that its begin takes. If the loop computes meanwhile, its step's end or a tick takes it further
     adopted     its caller has not seen it end within two ticks of the engine, or it waits for a slot: the engine is
                 woken as well, and takes it further
     carried     all have called, and the payloads do not all fit into slots: it is in its row's `larges` as well, in the
@@ -142,6 +146,7 @@ class Neighbourhood:
         self._taken: dict[tuple[int, int], NearCall] = {}  # out of `_calls`, and not known to be settled
         self._broken = False  # a call has failed, and the engine is to be told, or was
         self._front = False  # somebody sleeps in front
+        self._standing: asyncio.AbstractEventLoop | None = None  # in front, and FRONT stands for it
         self._large_waits = False  # the engine is to be woken for large ones
         self._bits = 0  # what stands in WAKE
         self._carrying: dict[int, CallRow] = {}  # rows with large calls; the one carried last is the last
@@ -191,14 +196,14 @@ class Neighbourhood:
         return left
 
     def _on_back(self) -> None:
-        self._go_on()
+        self.go_on()
         self._turn()
 
     def _on_tick(self) -> None:
         if not self.whole or self._overseer is None:
             return
         self._timer = self._loop.call_later(TICK_S, self._on_tick)
-        self._go_on()
+        self.go_on()
         if not self._turning:
             self._turn()  # a wake-up that went astray costs a tick
         now = self.now()
@@ -326,7 +331,12 @@ class Neighbourhood:
             row.under_way += 1
             row.small.add(call.small)
             self._advance()
-            if self._calls or self._bits:
+            if self._standing is not None and call.small.is_small:
+                call.attended = True
+                told = not row.small.waiting
+            else:
+                told = not self._calls and not self._bits
+            if not told:
                 self._tell_wakes()
                 self._advance()
         self._settle()
@@ -349,7 +359,7 @@ class Neighbourhood:
                 self._tell_wakes()
         while now - began < LOOK_NS:
             wakes.offer()
-            self._go_on()
+            self.go_on()
             if self._over(call):
                 self._looks.found()
                 return call.small.done
@@ -368,6 +378,8 @@ class Neighbourhood:
 
     def attend(self, call: NearCall, loop: asyncio.AbstractEventLoop) -> None:
         """See that a caller who awaits a call in a loop, on whose thread this is, is woken when it has ended."""
+        if self._standing is loop and call.attended:
+            return
         if self.look(call):
             return
         with self._lock:
@@ -375,6 +387,8 @@ class Neighbourhood:
                 return
             if not self._wakes.wait_in(loop, self._on_front):
                 call.attended = False  # one at a time: the engine goes on for the others
+            elif self._wakes.crowded:
+                self._standing = loop
             self._front = self._front or call.attended
             self._tell_wakes()
             self._advance()
@@ -383,7 +397,12 @@ class Neighbourhood:
 
     def _rest(self) -> None:
         """Nobody sleeps in a loop where no call is under way. Under the lock."""
-        if self._front and not self._calls and not self._wakes.thread_in_front:
+        if self._calls:
+            return
+        if self._standing is not None:
+            if self._bits != FRONT:
+                self._tell_wakes()
+        elif self._front and not self._wakes.thread_in_front:
             self._front = False
             self._tell_wakes()
 
@@ -408,7 +427,7 @@ class Neighbourhood:
                 return
             sleeps = self._wakes.take_front()
             if sleeps:
-                self._front = True
+                self._front, self._standing = True, None
             else:
                 call.attended = False  # one at a time: the engine goes on for the others
             self._tell_wakes()
@@ -419,7 +438,7 @@ class Neighbourhood:
         try:
             while not self._over(call) and (left := until - self.now()) > 0:
                 self._wakes.sleep(left)
-                self._go_on()
+                self.go_on()
         finally:
             with self._lock:
                 self._front = False
@@ -428,7 +447,8 @@ class Neighbourhood:
                 if self._is_whole():
                     self._tell_wakes()
 
-    def _go_on(self) -> None:
+    def go_on(self) -> None:
+        """Take the calls as far as they go now. Any thread may ask for it."""
         with self._lock:
             if self._calls and self.whole:
                 self._advance()

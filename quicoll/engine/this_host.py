@@ -209,8 +209,10 @@ class _Wakes:
         then()
 
     def ring(self, rank: int, *, front: bool) -> None:
-        with contextlib.suppress(BlockingIOError):  # its count is full: it has been woken often enough
+        try:
             os.eventfd_write(self._peers[rank][0 if front else 1], 1)
+        except BlockingIOError:  # its count is full: it has been woken often enough
+            pass
 
     def wait_in(self, loop: asyncio.AbstractEventLoop, on_front: Callable[[], None]) -> bool:
         if self._reader is loop:
@@ -263,8 +265,10 @@ class _Wakes:
 
 
 def _drain(wake: int) -> None:
-    with contextlib.suppress(BlockingIOError):
+    try:
         os.eventfd_read(wake)
+    except BlockingIOError:
+        pass
 
 
 def _close(descriptors: Sequence[int]) -> None:

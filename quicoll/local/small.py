@@ -50,6 +50,7 @@ __all__ = ["Counts", "Differing", "SmallCall", "SmallCalls", "Spoiled", "under_w
 
 # place, number in the group, digest, how many counts, bytes that the rank gives, bytes of text, checksum
 _HEAD: Final = struct.Struct("<QQ16sQQQQ")
+_MOST_KNOWN: Final = 64
 
 Counts: TypeAlias = Sequence[tuple[int, ...]]
 """What each rank says of its own sizes, by rank."""
@@ -135,6 +136,11 @@ class SmallCall:
         """Whether what this rank gives fits into a slot, and what the others give where that is known."""
         return max(self.sizes or (self.nbytes,)) <= SMALL_BYTES
 
+    @property
+    def is_small(self) -> bool:
+        """Whether what all ranks give fits into slots, and all know so before."""
+        return self.sizes is not None and max(self.sizes) <= SMALL_BYTES
+
     def combine(self, payloads: Sequence[bytes], counts: Counts) -> None:
         """All payloads are here: leave the result where its owner finds it."""
         self._combine(payloads, counts)
@@ -145,7 +151,10 @@ class SmallCall:
 
 
 class SmallCalls:
-    """All calls of a view that go through memory, on one rank. See the module's head."""
+    """All calls of a view that go through memory, on one rank. See the module's head.
+
+    published: how many calls are in slots, or were. consumed: how many have been taken. Both change here alone.
+    """
 
     def __init__(self, memory: HostMemory) -> None:
         self._memory = memory
@@ -156,11 +165,12 @@ class SmallCalls:
         self._peers = [rank for rank in range(memory.layout.world) if rank != memory.rank]
         self._waiting: deque[SmallCall] = deque()
         self._flying: deque[SmallCall] = deque()
-        self._published = 0
-        self._consumed = 0
+        self.published = 0
+        self.consumed = 0
         self._seen = [0] * memory.layout.world  # PUBLISHED, as it was last seen
         self._room = 0  # the least CONSUMED of the peers, as it was last seen
         self._failure: Exception | None = None
+        self._known: dict[str, tuple[bytes, bytes]] = {}  # texts and digests of signatures
 
     def add(self, call: SmallCall) -> None:
         """Take the next call; `advance` follows."""
@@ -171,19 +181,9 @@ class SmallCalls:
         """Whether a call waits for a slot."""
         return bool(self._waiting)
 
-    @property
-    def published(self) -> int:
-        """How many calls are in slots, or were."""
-        return self._published
-
-    @property
-    def consumed(self) -> int:
-        """How many calls have been taken."""
-        return self._consumed
-
     def present(self, call: SmallCall) -> list[int]:
         """Return the ranks that have published as many calls as make up this one, this rank included, ascending."""
-        place = self._published + self._waiting.index(call) if call.place is None else call.place
+        place = self.published + self._waiting.index(call) if call.place is None else call.place
         here = [rank for rank in self._peers if self._memory.load(rank, PUBLISHED) > place]
         return sorted([*here, self._rank])
 
@@ -202,16 +202,18 @@ class SmallCalls:
         if self._failure is not None:
             raise self._failure
         try:
-            self._publish()
-            while self._flying and self._all_published(self._consumed):
+            if self._waiting:
+                self._publish()
+            while self._flying and self._all_published(self.consumed):
                 call = self._flying[0]
                 self._take(call)
                 self._flying.popleft()
-                self._consumed += 1
-                self._memory.store(CONSUMED, self._consumed)
+                self.consumed += 1
+                self._memory.store(CONSUMED, self.consumed)
                 call.done = True
                 taken.append(call)
-                self._publish()
+                if self._waiting:
+                    self._publish()
         except Exception as error:
             self._failure = error
             if not taken:
@@ -220,11 +222,11 @@ class SmallCalls:
 
     def _publish(self) -> None:
         memory = self._memory
-        while self._waiting and self._has_room(self._published):
+        while self._waiting and self._has_room(self.published):
             call = self._waiting.popleft()
-            place = call.place = self._published
-            text = call.signature.encode(errors="replace")
-            digest = call.digest = xxhash.xxh3_128_digest(text)
+            place = call.place = self.published
+            text, digest = self._known.get(call.signature) or self._learn(call.signature)
+            call.digest = digest
             given = _packed(call.counts) + call.payload if call.counts else call.payload
             sum_ = xxhash.xxh3_64_intdigest(given)
             shown = text[:TEXT_BYTES]
@@ -235,16 +237,23 @@ class SmallCalls:
             head = _HEAD.pack(place, call.number, digest, len(call.counts), call.nbytes, len(shown), sum_)
             memory.write(at, head)
             self._flying.append(call)
-            self._published += 1
-            memory.store(PUBLISHED, self._published)
+            self.published += 1
+            memory.store(PUBLISHED, self.published)
+
+    def _learn(self, signature: str) -> tuple[bytes, bytes]:
+        if len(self._known) == _MOST_KNOWN:
+            self._known.clear()
+        text = signature.encode(errors="replace")
+        known = self._known[signature] = text, xxhash.xxh3_128_digest(text)
+        return known
 
     def _has_room(self, place: int) -> bool:
         if place - SLOTS < self._room:
             return True
         found = [self._memory.load(rank, CONSUMED) for rank in self._peers]
         for rank, count in zip(self._peers, found, strict=True):
-            if count > self._published:
-                raise Spoiled(rank, f"has taken {count} of {self._published} calls", bits=False)
+            if count > self.published:
+                raise Spoiled(rank, f"has taken {count} of {self.published} calls", bits=False)
         self._room = min(found)
         return place - SLOTS < self._room
 
@@ -252,8 +261,8 @@ class SmallCalls:
         for rank in self._peers:
             if self._seen[rank] <= place:
                 count = self._memory.load(rank, PUBLISHED)
-                if not self._seen[rank] <= count <= self._consumed + SLOTS:
-                    raise Spoiled(rank, f"counts {count} calls where {self._consumed} have been taken", bits=False)
+                if not self._seen[rank] <= count <= self.consumed + SLOTS:
+                    raise Spoiled(rank, f"counts {count} calls where {self.consumed} have been taken", bits=False)
                 self._seen[rank] = count
                 if count <= place:
                     return False
@@ -261,7 +270,7 @@ class SmallCalls:
 
     def _take(self, call: SmallCall) -> None:
         """Compare what all have called, and use what they give. Raises Differing, Spoiled and what using it raises."""
-        memory, place = self._memory, self._consumed
+        memory, place = self._memory, self.consumed
         at = self._slots[place % SLOTS]
         heads = [(rank, _HEAD.unpack(memory.read(rank, at, _HEAD.size))) for rank in self._peers]
         same, fits = True, call.nbytes <= SMALL_BYTES

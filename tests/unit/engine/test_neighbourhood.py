@@ -106,7 +106,7 @@ class Rank:
         self.results: dict[tuple[int, int], bytes] = {}
         self.over = 0
 
-    def call(self, row: CallRow, *, large: bool = False, attended: bool = False) -> NearCall:
+    def call(self, row: CallRow, *, large: bool = False, attended: bool = False, known: bool = False) -> NearCall:
         number = row.take_number()
         given = bytes([self.rank, number])
         key = row.group, number
@@ -122,7 +122,8 @@ class Rank:
 
         outputs: list[Any] = []
         size = SMALL_BYTES + 1 if large else len(given)
-        small = SmallCall(number, f"call of {row.group}", lambda: given, size, combine, carried)
+        sizes = [size] * many if known else None
+        small = SmallCall(number, f"call of {row.group}", lambda: given, size, combine, carried, sizes=sizes)
         call = NearCall(self.near, row, small, f"call#{number}", timeout=1.0, step=None)
 
         def settle(number: int | None, error: BaseException | None, idle: bool) -> None:
@@ -149,7 +150,7 @@ GROUPS: dict[int, tuple[int, ...]] = {0: (0, 1, 2), 101: (0, 1), 102: (2, 1), 10
 
 
 @pytest.mark.parametrize("only", [True, False], ids=["the group of all", "sub-groups too"])
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", range(40))
 def test_every_call_ends_by_wake_ups_alone(seed: int, only: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quicoll.local.rooms, "KEPT", 2)
     groups = {0: GROUPS[0]} if only else GROUPS
@@ -157,6 +158,7 @@ def test_every_call_ends_by_wake_ups_alone(seed: int, only: bool, monkeypatch: p
     draw = random.Random(seed)
     draw.shuffle(order)
     larges = [draw.random() < 0.1 for _ in order]
+    known, often = seed % 2 == 0, draw.choice([0.1, 0.4, 1.0])
     host = Host(3, seed, rooms=4)
     marks: dict[tuple[int, bool], bool] = {}
     ranks: dict[int, Rank] = {}
@@ -175,7 +177,7 @@ def test_every_call_ends_by_wake_ups_alone(seed: int, only: bool, monkeypatch: p
                 host.step(memory.rank)
             row = rank.near.row if group == 0 else rank.near.row_of(group, groups[group])
             issued[memory.rank] += 1
-            rank.call(row, large=large, attended=chance.random() < 0.4)
+            rank.call(row, large=large, attended=chance.random() < often, known=known)
         while issued[memory.rank] > rank.over and idle < 5000:
             idle = 0 if rank.wakes_up() else idle + 1
             host.step(memory.rank)

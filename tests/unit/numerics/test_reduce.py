@@ -20,7 +20,16 @@ from quicoll.numerics.dtypes import (
     DType,
     NumberKind,
 )
-from quicoll.numerics.reduce import REDUCE_BLOCK, ReduceOp, accumulator, combine, finish, reduce_rows, reduce_tree
+from quicoll.numerics.reduce import (
+    REDUCE_BLOCK,
+    ReduceOp,
+    accumulator,
+    combine,
+    finish,
+    reduce_few,
+    reduce_rows,
+    reduce_tree,
+)
 
 
 @pytest.fixture
@@ -64,6 +73,41 @@ def test_a_level_of_the_tree_at_a_time_gives_the_same_bits_or_is_refused(dtype: 
         )
         if done:
             same_bits(out, reduced(dtype, op, list(leaves)))
+
+
+@pytest.mark.usefixtures("_quiet")
+@pytest.mark.parametrize(("dtype", "op"), PAIRS, ids=lambda value: str(value))
+def test_a_handful_of_single_numbers_gives_the_same_bits_or_is_refused(dtype: DType, op: ReduceOp) -> None:
+    acc = accumulator(dtype, op)
+    plain = dtype in (FLOAT32, FLOAT64) and op in (ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PRODUCT)
+    refused = 0
+    for count in range(1, 10):
+        for seed in range(12):
+            leaves = np.stack([drawn(dtype, 1, seed=100 * seed + leaf) for leaf in range(count)])
+            if seed % 2:
+                leaves[seed % count] = np.roll(special(dtype), seed)[:1]
+            out = np.empty(1, dtype.storage)
+            done = reduce_few(leaves.tobytes(), op=op, dtype=dtype, acc=acc, out=out)
+            expected = reduced(dtype, op, list(leaves))
+            assert done == (plain and count <= 8 and bool(np.isfinite(expected).all()))
+            if done:
+                same_bits(out, expected)
+            refused += not done and count <= 8
+    assert refused  # of those that are plain, what is not finite
+
+
+def test_a_handful_of_float32_is_rounded_at_each_level_of_the_tree() -> None:
+    """Tuples whose exponents differ by up to 30, so that sums and products are halfway now and then."""
+    state = np.random.default_rng(7)
+    for op in (ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PRODUCT):
+        rows = np.ldexp(state.integers(-(1 << 24), 1 << 24, (5, 1000)), state.integers(-30, 1, (5, 1000)))
+        rows = rows.astype(np.float32)
+        expected = reduced(FLOAT32, op, list(rows))
+        out = np.empty(1, np.float32)
+        for at in range(rows.shape[1]):
+            leaves = rows[:, at].tobytes()
+            assert reduce_few(leaves, op=op, dtype=FLOAT32, acc=FLOAT32, out=out)
+            assert out.view(np.uint32)[0] == expected.view(np.uint32)[at]
 
 
 @pytest.mark.parametrize(("dtype", "op"), PAIRS, ids=lambda value: str(value))
