@@ -69,6 +69,7 @@ class JoinSettings(TypedDict, total=False):
     log: str | None
     local: bool | None
     engine_share: float | None
+    lanes: int | None
     congestion: str | None
     deny: str | os.PathLike[str] | None
 
@@ -250,6 +251,7 @@ _FIELDS: dict[str, _Field] = {
     "log": _Field(_level, None),
     "local": _Field(_switch, True),
     "engine_share": _Field(_part, 1.0),
+    "lanes": _Field(partial(_integer, least=0, most=8), 0),
     "congestion": _Field(_congestion, "cubic"),
     "deny": _Field(_text, None),
 }
@@ -341,6 +343,7 @@ class Config:
         local: Whether ranks that share a host hand each other what they can through its memory.
         engine_share: Part of the time that the engine's thread takes at most while other threads of the program compute
             and none waits for it; 1 is no bound.
+        lanes: Processes beside this one that carry its long messages, each with connections of its own; 0 has none.
         congestion: Congestion control of this rank's connections: cubic, reno, or bbr for paths that lose packets.
         deny: File of SHA-256 fingerprints of certificates that may not come in; None denies none.
         sources: By setting, where its value came from.
@@ -378,6 +381,7 @@ class Config:
     log: str | None
     local: bool
     engine_share: float
+    lanes: int
     congestion: str
     deny: str | None
     sources: Mapping[str, str]

@@ -37,6 +37,7 @@ class Settings:
         sites: The site of each worker; () for no sites.
         hosts: The host of each worker; those of one host share its memory, while all of a view are there. () for a host
             of its own for each.
+        lanes: As for `quicoll.join`; each a simulated process.
         nats: The kind of address translator that each worker is behind, one of its own: "full-cone", "restricted-cone",
             "port-restricted-cone", "symmetric"; "0", the number of an earlier worker, for the one that this is behind;
             "" for none. () for no translators.
@@ -69,6 +70,7 @@ class Settings:
     lease: float = 2.0
     sites: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
+    lanes: int = 0
     nats: tuple[str, ...] = ()
     nat_lifetime: float = 120.0
     relay: str = ""
@@ -96,6 +98,8 @@ class Settings:
                 raise LocalError(f"{what} are a tuple of names, not {names!r}")
             if names and len(names) != self.ranks:
                 raise LocalError(f"{len(names)} {what} for {self.ranks} ranks")
+        if not 0 <= self.lanes <= 8:
+            raise LocalError(f"a rank has 0 to 8 lanes, not {self.lanes}")
         translators(self.nats)
         if not 0.1 <= self.nat_lifetime <= 86400:
             raise LocalError(f"a mapping lives for a tenth of a second to a day, not for {self.nat_lifetime!r} s")

@@ -1,0 +1,88 @@
+"""Lanes of simulated ranks: what goes by them, and what becomes of it whatever breaks."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from quicoll.sim import Settings, Simulation
+
+if TYPE_CHECKING:
+    from quicoll.job import Job
+    from quicoll.sim.outcome import Outcome
+
+QUICK: dict[str, Any] = {"lost_after": 0.5, "restart_after": 0.1, "recovery": 10.0, "limit": 60.0}
+CHUNK = 96 << 10
+
+
+class Told:
+    """What the ranks tell of lanes, and how many bytes the datagrams of each socket had."""
+
+    def __init__(self) -> None:
+        self.lanes: list[tuple[float, str, str, Any]] = []
+        self.views = 0
+
+    def __call__(self, t_ns: int, kind: str, who: str, what: Any) -> None:
+        if kind.startswith("lane_"):
+            self.lanes.append((t_ns / 1e9, kind, who, what))
+        self.views += kind == "view_installed" and who == "coordinator"
+
+    def of(self, kind: str) -> list[Any]:
+        return [what for _, each, _, what in self.lanes if each == kind]
+
+
+async def operations(job: Job) -> tuple[bytes, ...]:
+    """Operations with messages that go by lanes, and with some that are too short or too long; for some seconds."""
+    group, draw = job.group, np.random.default_rng(job.rank)
+    found: list[Any] = []
+    for count in (7, 30_000, 90_000):
+        x = draw.standard_normal(count).astype(np.float32)
+        for way in ("auto", "direct", "tree"):
+            found.append(await group.all_reduce(x, algorithm=way))
+            await asyncio.sleep(0.25)
+        found.append(await group.all_gather(x, algorithm="direct"))
+        found.append(await group.broadcast(x if job.rank == 2 else np.empty_like(x), root=2, algorithm="tree"))
+        handles = [group.all_reduce(x * i) for i in range(1, 4)]
+        found += [await handle for handle in handles]
+        await asyncio.sleep(0.3)
+    return tuple(each.tobytes() for each in found)
+
+
+def simulate(
+    *faults: tuple[float, int, str], lanes: int = 1, seed: int = 0, told: Told | None = None
+) -> tuple[Outcome, Told]:
+    told = told or Told()
+    settings = Settings(ranks=3, lanes=lanes, chunk_bytes=CHUNK, **QUICK)
+    sim = Simulation(operations, seed=seed, settings=settings, recorder=told)
+    for at, rank, what in faults:
+        sim.at(at).lane(rank, what)
+    outcome = sim.run()
+    assert outcome.error is None, outcome.error
+    return outcome, told
+
+
+@pytest.fixture(scope="module")
+def by_links() -> tuple[Any, ...]:
+    return simulate(lanes=0)[0].results
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_what_goes_by_lanes_has_the_bits_that_it_has_over_links(lanes: int, by_links: tuple[Any, ...]) -> None:
+    outcome, told = simulate(lanes=lanes)
+    assert outcome.results == by_links
+    assert len(told.of("lane_used")) == 3 * 2 * lanes
+    assert told.of("lane_shut") == told.of("lane_lost") == []
+
+
+@pytest.mark.parametrize("what", ["kill", "hang", "cut", "spoil", "slow"])
+@pytest.mark.parametrize("at", [0.1, 1.1, 2.3])
+def test_lanes_that_fail_cost_no_view_and_no_bit(what: str, at: float, by_links: tuple[Any, ...]) -> None:
+    outcome, told = simulate((at, 1, what))
+    assert outcome.results == by_links
+    assert told.views == 1
+    assert outcome.injected["lane"] == 1
+    if what == "slow":
+        assert told.of("lane_lost") == []
