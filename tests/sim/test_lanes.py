@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from quicoll.errors import Diverged, JobDone, LocalError, QuicollError
 from quicoll.sim import Settings, Simulation
+from quicoll.sim.scenario.language import parse_events
+from quicoll_transport.faults.rules import Cut
 
 if TYPE_CHECKING:
     from quicoll.job import Job
@@ -86,3 +89,66 @@ def test_lanes_that_fail_cost_no_view_and_no_bit(what: str, at: float, by_links:
     assert outcome.injected["lane"] == 1
     if what == "slow":
         assert told.of("lane_lost") == []
+
+
+async def steps(job: Job, sim: Simulation) -> None:
+    """Steps whose operations go by lanes, until all ranks have done some after the last fault."""
+    count = np.zeros(1, np.float32)
+    job.register_state(lambda: {"count": count.copy()}, lambda state: np.copyto(count, state["count"]))
+    while not sim.everyone_at(6):
+        try:
+            async with job.step() as step:
+                await asyncio.sleep(0.1)
+                world, x = job.view.world_size, np.full(60_000, job.rank + 1, np.float32)
+                total = await job.group.all_reduce(x)
+                assert np.array_equal(total, np.full(60_000, world * (world + 1) / 2, np.float32))
+                step.on_commit(lambda: np.add(count, 1, out=count))
+        except (LocalError, Diverged, JobDone):
+            raise
+        except QuicollError:
+            continue
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_ranks_that_crash_are_cut_off_or_paused_cost_what_they_cost_without_lanes(seed: int) -> None:
+    told = Told()
+    settings = Settings(ranks=3, lanes=1, chunk_bytes=CHUNK, **QUICK)
+    sim = Simulation(steps, seed=seed, settings=settings, recorder=told)
+    sim.at(0.5).crash(1)
+    sim.at(2.0).lane(2, "cut")
+    sim.at(2.6).partition({0}, {1, 2})
+    sim.at(3.2).lane(0, "slow")
+    sim.at(4.0).pause(2, 1.0)
+    sim.at(5.5).heal()
+    outcome = sim.run()
+    assert outcome.error is None, outcome.error
+    assert told.views >= 3
+    assert len({(who, what["view"]) for _, kind, who, what in told.lanes if kind == "lane_used"}) > 6
+
+
+def test_a_link_that_is_cut_while_its_lane_lives_ends_the_view_as_ever() -> None:
+    told = Told()
+
+    async def cut_off(job: Job, sim: Simulation) -> None:
+        if job.rank == 1 and job.view.view_id == 1:
+            loop = asyncio.get_running_loop()
+            faults = job._engine.faults
+            loop.call_later(0.6, lambda: faults.add(Cut(until_ns=round(loop.time() * 1e9) + 2 * 10**9)))
+        await steps(job, sim)
+
+    settings = Settings(ranks=3, lanes=1, chunk_bytes=CHUNK, **QUICK)
+    sim = Simulation(cut_off, settings=settings, recorder=told)
+    sim.at(4.0).heal()
+    outcome = sim.run()
+    assert outcome.error is None, outcome.error
+    assert told.views >= 3  # without it, and with it again
+    assert {what["peer"] for what in told.of("lane_used")} == {"worker-0", "worker-1", "worker-2"}
+
+
+def test_a_fault_of_lanes_is_a_line_that_can_be_written_again_and_needs_lanes() -> None:
+    (event,) = parse_events('sim.at(1.0).lane(2, "cut")')
+    assert parse_events(str(event)) == (event,)
+    with pytest.raises(LocalError, match="one of the ways"):
+        parse_events('sim.at(1.0).lane(2, "lost")')
+    with pytest.raises(LocalError, match="no rank has a lane"):
+        Simulation(operations, settings=Settings(ranks=3), events=(event,)).run()
