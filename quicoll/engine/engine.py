@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 
 from quicoll.deadlines import Deadlines
 from quicoll.engine.block_lessons import BlockTraffic
-from quicoll.engine.certificates import Certificates
+from quicoll.engine.certificates import Certificates, Certified
 from quicoll.engine.common_settings import DECISION_MARGIN_S, CommonSettings
 from quicoll.engine.coordinator_link import CoordinatorLink
 from quicoll.engine.decisions import StepOutcomes
@@ -60,7 +60,7 @@ from quicoll.engine.peer_links import PeerLinks
 from quicoll.engine.views import Views
 from quicoll.engine.waiting import Waiting, job_closed
 from quicoll.errors import Corrupted, PeerError, QuicollError
-from quicoll.lanes.memory import LARGEST
+from quicoll.lanes.memory import LARGEST, lanes_unusable, slots_for
 from quicoll.lanes.starting import LaneSettings
 from quicoll.local.meeting import MEET_S
 from quicoll.membership.member.actions import (
@@ -125,22 +125,6 @@ def announced_address(config: Config, bound: Address) -> tuple[str, int]:
         return str(bound[0]), int(bound[1])
     host, port = parse_address(config.advertise)
     return host, port or int(bound[1])
-
-
-class _Certified:
-    """All that shows this rank's certificate: its endpoint, and its lanes."""
-
-    def __init__(self, endpoint: Endpoint, lanes: Lanes) -> None:
-        self._endpoint = endpoint
-        self._lanes = lanes
-
-    def rotate(self, credentials: Credentials) -> None:
-        self._endpoint.rotate(credentials)
-        self._lanes.rotate(credentials)
-
-    def deny(self, fingerprint: str) -> None:
-        self._endpoint.deny(fingerprint)
-        self._lanes.deny(fingerprint)
 
 
 class Engine:
@@ -229,7 +213,7 @@ class Engine:
             emit=observers.emit,
         )
         self.certificates = Certificates(
-            AccessControl(_Certified(self.endpoint, self._lanes), policy, listed=denied), observers.emit
+            AccessControl(Certified(self.endpoint, self._lanes), policy, listed=denied), observers.emit
         )
         self._member = MemberCore(
             config.node,
@@ -287,15 +271,18 @@ class Engine:
             absence=self._coordinator.absence,
         )
         observers.emit("listening", address=format_address(self.endpoint.address), advertised=format_address(announced))
-        if config.lanes and lane_host is not None:
+        if config.lanes and lane_host is None:
+            observers.emit("lane_lost", lane=0, reason=lanes_unusable() or "no lane can run here")
+        elif lane_host is not None and config.lanes:
+            largest = min(config.chunk_bytes, LARGEST)
             settings = LaneSettings(
                 host=str(self.endpoint.address[0]),
                 incarnation=incarnation,
                 lost_ns=deadlines.lost_ns,
                 connect_ns=deadlines.connect_ns,
                 congestion=config.congestion,
-                largest=min(config.chunk_bytes, LARGEST),
-                slots=lane_host.slots,
+                largest=largest,
+                slots=slots_for(largest, lane_host.slots),
                 denied=tuple(denied),
             )
             self._lanes.start(config.lanes, settings, credentials, lane_host)

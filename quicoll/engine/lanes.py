@@ -4,7 +4,8 @@ Two ranks have lanes beside their link in a view if both say so before it is ins
 noticed (noticed.py). The lanes themselves may come later, or never: nobody waits for a process to start.
 
     asking       before the view: each rank that has lanes tells every other how many (`LanesHere`), and waits for what
-                 they tell. One that has none answers so
+                 they tell. One that was started without any answers so; one whose lanes have all ended says so and
+                 waits for nothing
     at work      the view is installed: to each rank that has some, and shares no host's memory with this one, each lane
                  that is open is announced (`LaneAt`): where it is, and what it wants to be shown there
     joining      a lane of both is announced: they join (quicoll.lanes.worker), the lesser name dials
@@ -72,7 +73,7 @@ class Lanes:
         self._lanes: list[OwnLane] = []
         self._largest = 0
         self._numbers = itertools.count(1)
-        self._said: tuple[int, int] = 0, 0  # the view, and how many lanes this rank said it has
+        self._said: dict[int, int] = {}  # by view, how many lanes this rank has said it has
         self._here: dict[str, LanesHere] = {}
         self._at: dict[tuple[str, int], LaneAt] = {}
         self._marks: dict[tuple[str, int], bytes] = {}  # told to others in the view at work
@@ -90,6 +91,9 @@ class Lanes:
             credentials: The rank's.
             host: Where they run.
         """
+        if settings.largest < LEAST:
+            self._emit("lane_lost", lane=0, reason=f"chunk_bytes is below {LEAST}, so no message is for lanes")
+            return
         self._largest = settings.largest
         listener = LaneListener(self._opened, self._paired, self._apart, self._ended)
         for index in range(count):
@@ -128,13 +132,6 @@ class Lanes:
 
     # -- before a view -------------------------------------------------------------------------------------------
 
-    def _count(self, view_id: int) -> int:
-        """How many lanes this rank has in a view: what it has said once it says again."""
-        if self._said[0] != view_id:
-            alive = 0 if self._closed or self._largest < LEAST else sum(not lane.why for lane in self._lanes)
-            self._said = view_id, len(self._lanes) if alive else 0
-        return self._said[1]
-
     async def meet(self, view: View, links: Sequence[Link]) -> bool:
         """Settle with whom there are lanes in a view; `install` gives the ways. Ends when a link does, too.
 
@@ -144,11 +141,13 @@ class Lanes:
         Returns:
             Whether there was anything to settle, which takes time: links may have ended meanwhile.
         """
-        if not links or not self._count(view.view_id):
+        if not self._lanes:
             return False
+        alive = not self._closed and any(not lane.why for lane in self._lanes)
+        count = self._said.setdefault(view.view_id, len(self._lanes) if alive else 0)  # formed anew, it says the same
         for link in links:
-            _tell(link, LanesHere(view.view_id, self._count(view.view_id), self._largest))
-        while not any(link.ended for link in links):
+            _tell(link, LanesHere(view.view_id, count, self._largest))
+        while count and not any(link.ended for link in links):
             if all(self._here.get(link.node, _NOBODY).view_id == view.view_id for link in links):
                 break
             self._heard = self._loop.create_future()
@@ -170,13 +169,13 @@ class Lanes:
         self._marks.clear()
         self._at = {key: at for key, at in self._at.items() if at.view_id >= view.view_id}
         ways = self._ways = self._ways_of(view.view_id)
-        if self._said[0] != view.view_id or not self._said[1]:
-            return None
-        for link in links:
+        said = self._said.get(view.view_id, 0)
+        self._said = {view_id: count for view_id, count in self._said.items() if view_id >= view.view_id}
+        for link in links if said else ():
             here, rank = self._here.get(link.node), view.rank_of(link.node)
             if rank is None or here is None or here.view_id != view.view_id or link.node in shared:
                 continue
-            count, largest = min(self._said[1], here.count), min(self._largest, here.largest)
+            count, largest = min(said, here.count), min(self._largest, here.largest)
             if count and largest >= LEAST:
                 ways.add(rank, link, lanes=count, largest=largest)
         nodes = [pair.node for pair in ways.pairs.values()]
@@ -203,7 +202,7 @@ class Lanes:
         """Take what a rank says."""
         if isinstance(message, LanesHere):
             self._here[link.node] = message
-            if message.count and not self._count(message.view_id):
+            if message.count and not self._lanes:
                 _tell(link, LanesHere(message.view_id))
             if self._heard is not None and not self._heard.done():
                 self._heard.set_result(None)

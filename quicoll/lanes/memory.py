@@ -17,7 +17,7 @@ import sys
 import weakref
 from typing import Final, Protocol
 
-__all__ = ["LARGEST", "LEAST", "SLOTS", "LaneMemory", "LanePlaces", "lanes_unusable"]
+__all__ = ["LARGEST", "LEAST", "SLOTS", "LaneMemory", "LanePlaces", "lanes_unusable", "slots_for"]
 
 LEAST: Final = (64 << 10) + 1
 """Bytes of a message from which on a lane carries it: what a shorter one costs is its way, not its packets."""
@@ -25,6 +25,8 @@ LARGEST: Final = 8 << 20
 """Bytes of a slot at most; longer messages, of whoever has set longer chunks, go over the link."""
 SLOTS: Final = 24
 """For each direction: more messages than plans of ours keep under way between two ranks."""
+
+_MOST: Final = 64 << 20  # bytes for each direction, of a lane
 
 # Of Linux's <fcntl.h>, which other systems' `fcntl` does not name.
 _ADD_SEALS, _SEAL, _SHRINK, _GROW = 1033, 1, 2, 4
@@ -35,6 +37,16 @@ def lanes_unusable() -> str:
     if sys.platform != "linux" or not hasattr(os, "memfd_create") or not hasattr(os, "pidfd_open"):
         return f"{sys.platform} has no memory without a name"
     return ""
+
+
+def slots_for(largest: int, most: int) -> int:
+    """Return how many slots a lane has for each direction.
+
+    Args:
+        largest: Bytes of one.
+        most: Not more than so many.
+    """
+    return max(1, min(most, _MOST // largest))
 
 
 class LanePlaces(Protocol):

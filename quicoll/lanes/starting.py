@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LaneHandle", "LaneHost", "LaneProcesses", "LaneSettings", "shown_to_lane"]
 
-_END_S = 2.0  # for a process to end by itself
+_END_S = 1.0  # for a process to end by itself
 _STATUS_S = 0.2  # from the end of its line to that
 
 _BEGIN = (

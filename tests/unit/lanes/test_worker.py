@@ -196,3 +196,11 @@ def test_a_link_that_is_lost_parts_the_two_on_both_sides(two: Two) -> None:
 def test_no_order_shows_a_key() -> None:
     opened = OpenLane(1, "h", 1, 1, 1, "cubic", 1, 1, (), (b"c",), 0, b"secret")
     assert "secret" not in repr(opened) + repr(RenewLane((b"c",), 0, b"secret"))
+
+
+def test_nothing_is_sent_to_a_lane_that_has_shown_nothing_yet(two: Two) -> None:
+    two.join(only="a")
+    two.a.obey(LaneSend(1, 5, "b", 0, SIZE), LanePing())
+    two.until(lambda: bool(two.a.of(LanePong)))
+    assert [(over.number, over.well) for over in two.a.of(LaneOver)] == [(1, False)]
+    assert two.a.of(LaneApart) == []
