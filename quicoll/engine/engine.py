@@ -28,6 +28,7 @@ import asyncio
 import random
 from typing import TYPE_CHECKING
 
+from quicoll.config import lane_hosts
 from quicoll.deadlines import Deadlines
 from quicoll.engine.block_lessons import BlockTraffic
 from quicoll.engine.certificates import Certificates, Certified
@@ -209,7 +210,7 @@ class Engine:
         self._lanes = Lanes(
             loop=loop,
             node=config.node,
-            advertised="" if config.advertise is None else announced[0],
+            advertised="" if config.advertise is None or config.lane_addresses else announced[0],
             emit=observers.emit,
         )
         self.certificates = Certificates(
@@ -285,7 +286,8 @@ class Engine:
                 slots=slots_for(largest, lane_host.slots),
                 denied=tuple(denied),
             )
-            self._lanes.start(config.lanes, settings, credentials, lane_host)
+            hosts = [settings.host] if config.lane_addresses is None else lane_hosts(config.lane_addresses)
+            self._lanes.start(config.lanes, settings, credentials, lane_host, hosts=hosts)
         self._coordinator.dial()
 
     def _link_to(self, node: str) -> Link | None:

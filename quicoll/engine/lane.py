@@ -22,6 +22,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from quicoll.engine.lane_rate import LaneRate
 from quicoll.lanes.orders import (
     DenyLane,
     LaneApart,
@@ -73,7 +74,7 @@ class _Use:
 
 class OwnLane:
     """See the module's head. address: where others reach it; None while it starts. why: it has ended; "" before.
-    open_bytes: of what it has to send and has not."""
+    rate: at which it sends, and what it has to send."""
 
     def __init__(
         self,
@@ -100,7 +101,7 @@ class OwnLane:
         self.index = index
         self.address: tuple[str, int] | None = None
         self.why = ""
-        self.open_bytes = 0
+        self.rate = LaneRate()
         self._listener = listener
         self._loop = loop
         self._slots = settings.slots
@@ -181,9 +182,12 @@ class OwnLane:
         slot, nbytes = self._out.pop(), len(payload)
         self._handle.memory.place(slot, nbytes)[:] = payload
         self._uses[number] = _Use(slot, nbytes, None)
-        self.open_bytes += nbytes
+        self.rate.begun(nbytes, self._now_ns())
         self._handle.order(LaneSend(number, view_id, node, slot, nbytes))
         return True
+
+    def _now_ns(self) -> int:
+        return round(self._loop.time() * 1e9)
 
     def _has_memory(self, slot: int) -> bool:
         if slot not in self._made:
@@ -269,7 +273,7 @@ class OwnLane:
             return
         if use.slot < self._slots:
             self._out.append(use.slot)
-            self.open_bytes -= use.nbytes
+            self.rate.ended(use.nbytes, self._now_ns(), well=report.well)
             return
         if use.heard is not None:
             use.heard(self._handle.memory.place(use.slot, use.nbytes) if report.well else None)

@@ -4,7 +4,7 @@ A message of LEAST to as many bytes as a slot has, of a pair of ranks that both 
 the lane of one number, between two ranks, each of the two knows by itself
 
     unpaired     nothing is given to it yet: both lanes have to have shown each other what they were told
-    paired       messages may be given to it
+    paired       messages may be given to it: each to the lane that has carried it first, by lane_rate.py
     shut         something is wrong with it here, or the peer has said so (`LaneShut`, once from each side)
 
 and of each message, at its sender
@@ -42,6 +42,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import xxhash
 
+from quicoll.engine.lane_rate import soonest
 from quicoll.engine.messages import MOST_TAKEN, LaneShut, LanesTaken, encode_message
 from quicoll.engine.noticed import NoticedWay
 from quicoll.lanes.memory import LEAST
@@ -111,8 +112,9 @@ class LanePair:
 
     def give(self, given: GivenMessage) -> Notice | None:
         payload = given.payload
-        lanes = [self.ways.lanes[index] for index in self.paired]
-        for lane in sorted(lanes, key=lambda lane: (lane.open_bytes, lane.index)):
+        lanes = [self.ways.lanes[index] for index in sorted(self.paired)]
+        for place in soonest([lane.rate for lane in lanes], len(payload), self.ways.now_ns()):
+            lane = lanes[place]
             turn = self.ways.next_number()
             if lane.send(turn, self.ways.view_id, self.node, payload):
                 self.given[turn] = lane.index, given
@@ -245,6 +247,10 @@ class LaneWays:
     @property
     def ranks(self) -> tuple[int, ...]:
         return tuple(self.pairs)
+
+    def now_ns(self) -> int:
+        """Return the loop's time."""
+        return round(self._loop.time() * 1e9)
 
     def add(self, rank: int, link: Link, *, lanes: int, largest: int) -> None:
         """Let there be lanes to a rank.

@@ -27,9 +27,12 @@ import itertools
 import os
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
+from quicoll.checks import MAX_LANES
 from quicoll.engine.lane import LaneListener, OwnLane
 from quicoll.engine.lane_ways import LaneWays
-from quicoll.engine.messages import MOST_LANES, LaneAt, LaneMessage, LanesHere, LanesTaken, encode_message
+from quicoll.engine.messages import LaneAt, LaneMessage, LanesHere, LanesTaken, encode_message
 from quicoll.lanes.memory import LEAST
 from quicoll.lanes.orders import JoinLane, LaneDeadlines, LaneIncarnation
 from quicoll.lanes.worker import MARK_BYTES
@@ -82,7 +85,15 @@ class Lanes:
         self._view: View | None = None
         self._closed = False
 
-    def start(self, count: int, settings: LaneSettings, credentials: Credentials, host: LaneHost) -> None:
+    def start(
+        self,
+        count: int,
+        settings: LaneSettings,
+        credentials: Credentials,
+        host: LaneHost,
+        *,
+        hosts: Sequence[str],
+    ) -> None:
         """Start lanes. Where that is not to be had, an event says why.
 
         Args:
@@ -90,6 +101,7 @@ class Lanes:
             settings: What they are opened with.
             credentials: The rank's.
             host: Where they run.
+            hosts: The addresses at which they listen, in turn.
         """
         if settings.largest < LEAST:
             self._emit("lane_lost", lane=0, reason=f"chunk_bytes is below {LEAST}, so no message is for lanes")
@@ -98,7 +110,8 @@ class Lanes:
         listener = LaneListener(self._opened, self._paired, self._apart, self._ended)
         for index in range(count):
             try:
-                lane = OwnLane(index, settings, credentials, host=host, loop=self._loop, listener=listener)
+                at = msgspec.structs.replace(settings, host=hosts[index % len(hosts)])
+                lane = OwnLane(index, at, credentials, host=host, loop=self._loop, listener=listener)
             except OSError as error:
                 self._emit("lane_lost", lane=index, reason=str(error))
                 return
@@ -223,7 +236,7 @@ class Lanes:
     def link_ended(self, link: Link) -> None:
         """Take note that a link has ended."""
         self._here.pop(link.node, None)
-        for index in range(MOST_LANES):
+        for index in range(MAX_LANES):
             self._at.pop((link.node, index), None)
         if self._heard is not None and not self._heard.done():
             self._heard.set_result(None)
@@ -269,7 +282,8 @@ class Lanes:
         pair = self._ways.of(node)
         if pair is not None and view_id == self._ways.view_id and lane.index not in pair.shut:
             pair.paired[lane.index] = None
-            self._emit("lane_used", view=view_id, lane=lane.index, peer=node)
+            at = "" if lane.address is None else lane.address[0]
+            self._emit("lane_used", view=view_id, lane=lane.index, peer=node, address=at)
 
     def _apart(self, lane: OwnLane, view_id: int, node: str, why: str) -> None:
         pair = self._ways.of(node)

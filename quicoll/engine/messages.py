@@ -12,7 +12,7 @@ from typing import Annotated, TypeAlias
 
 import msgspec
 
-from quicoll.checks import MAX_MEMBERS
+from quicoll.checks import MAX_LANES, MAX_MEMBERS
 from quicoll.engine.given import SEAL_BYTES
 from quicoll.errors import PeerError
 from quicoll.plan.schedule import MAX_ANNOUNCED
@@ -22,7 +22,6 @@ __all__ = [
     "MAX_ASKED",
     "MAX_NUMBER",
     "MAX_TOLD",
-    "MOST_LANES",
     "MOST_TAKEN",
     "PLACES",
     "Announce",
@@ -65,11 +64,9 @@ PLACES = 48
 """Places of blocks that one answer is about; they are bits of a number too."""
 MAX_TOLD = 8192
 """Characters of the stacks of a rank, as others are told."""
-MOST_LANES = 8
-"""Lanes of a rank."""
 MOST_TAKEN = 64
 """Messages that one word says to be taken."""
-_Lane = Annotated[int, msgspec.Meta(ge=0, lt=MOST_LANES)]
+_Lane = Annotated[int, msgspec.Meta(ge=0, lt=MAX_LANES)]
 _Digest = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 _Digests = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16 * MAX_ASKED)]
 
@@ -183,7 +180,7 @@ class LanesHere(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     """How many lanes this rank has in a view to come, and how long a message of theirs is at most."""
 
     view_id: int
-    count: Annotated[int, msgspec.Meta(ge=0, le=MOST_LANES)] = 0
+    count: Annotated[int, msgspec.Meta(ge=0, le=MAX_LANES)] = 0
     largest: int = 0
 
 

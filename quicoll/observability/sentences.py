@@ -67,7 +67,7 @@ def sentence(kind: str, fields: Mapping[str, Any]) -> str:
                 )
                 return f"the ranks of view {told['view']} {way}"
             case "lane_used":
-                return "lane {lane} carries long messages to {peer} in view {view}".format_map(told)
+                return "lane {lane}, from {address}, carries long messages to {peer} in view {view}".format_map(told)
             case "lane_shut":
                 return (
                     "lane {lane} to {peer} is shut in view {view}, its messages go over the link: {reason}".format_map(

@@ -428,7 +428,7 @@ class Simulation:
                 lanes = self._fleet.lanes
                 if lanes is None:
                     raise AssertionError("events are checked before the run")
-                return lanes.strike(machine.name, fault.what)
+                return lanes.strike(machine.name, fault.what, fault.only)
             case scenario.CorruptPayloads():
                 if machine.faults is None:
                     return False

@@ -183,7 +183,9 @@ class Fleet:
         if settings.hosts:
             where = {name: settings.hosts[place % settings.ranks] for place, name in enumerate(workers)}
             self.hosts = SimHosts(world, where)
-        self.lanes: SimLanes | None = SimLanes(world, _wall_clock) if settings.lanes else None
+        self.lanes: SimLanes | None = (
+            SimLanes(world, _wall_clock, access=settings.lane_access) if settings.lanes else None
+        )
         for name in workers:
             self.machines[name].on_end = partial(self._let_go, name)
         self.database: SimDatabase | None = None

@@ -28,22 +28,25 @@ from quicoll.lanes.orders import LaneOver, LaneReceive
 from quicoll.lanes.worker import LaneWorker
 from quicoll_transport.endpoint import Endpoint, EndpointConfig
 from quicoll_transport.errors import TransportError
-from quicoll_transport.faults.compose import Faults
+from quicoll_transport.faults.compose import Faults, Only
 from quicoll_transport.faults.rules import Cut, Delay
+from quicoll_transport.faults.socket import FaultyIO
 from quicoll_transport.quic import SessionConfig
 from quicoll_transport.security.identity import WORKER
 from quicoll_transport.security.policy import Policy
 from quicoll_transport.sim import HostLoop, SimulatedSocket
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from datetime import datetime
 
     from quicoll.lanes.orders import LaneOrder, LaneReport
     from quicoll.lanes.starting import LaneHandle, LaneSettings
     from quicoll.sim.machine import Machine
     from quicoll_transport.faults.compose import Installed
+    from quicoll_transport.net.udp import DatagramIO
     from quicoll_transport.security.credentials import Credentials
+    from quicoll_transport.sim import AccessLink
     from quicoll_transport.sim.timeline import Timeline
 
 __all__ = ["SimLanes"]
@@ -55,15 +58,19 @@ _SLOW_NS = 500_000_000
 
 
 class SimLanes:
-    """All lanes of a world. wall_clock: the date that certificates are checked against."""
+    """All lanes of a world. wall_clock: the date that certificates are checked against. access: links of the lanes of
+    each worker, by their number."""
 
-    def __init__(self, timeline: Timeline, wall_clock: Callable[[], datetime]) -> None:
+    def __init__(
+        self, timeline: Timeline, wall_clock: Callable[[], datetime], *, access: Sequence[AccessLink] = ()
+    ) -> None:
         self.timeline = timeline
+        self.access = access
         self.wall_clock = wall_clock
         self.draw = timeline.rng("lanes/times")
         self.faults = timeline.rng("lanes/faults")
         self.of: dict[str, list[_SimLane]] = {}  # by node
-        self.wrong: dict[str, dict[str, None]] = {}  # what lanes of a node suffer from, until the healing
+        self.wrong: dict[str, dict[tuple[str, int | None], None]] = {}  # until the healing: what, and which lane
 
     def host_of(self, machine: Machine) -> _SimLaneHost:
         """Return where the lanes of a machine's process run."""
@@ -78,16 +85,16 @@ class SimLanes:
         """Return which lanes a process has."""
         return ["lane" for lane in self.of.get(node, []) if not lane.gone]
 
-    def strike(self, node: str, what: str) -> bool:
-        """Let a fault befall the lanes of a node. Return whether there is any that it befalls."""
-        lanes = [lane for lane in self.of.get(node, []) if not lane.gone]
+    def strike(self, node: str, what: str, only: int | None) -> bool:
+        """Let a fault befall the lanes of a node, or one of them. Return whether there is any that it befalls."""
+        lanes = [lane for lane in self.of.get(node, []) if not lane.gone and only in (None, lane.number)]
         if what in ("kill", "hang"):
             for lane in lanes:
                 lane.die()
                 if what == "kill":
                     lane.hear_of_end()
             return bool(lanes)
-        self.wrong.setdefault(node, {})[what] = None
+        self.wrong.setdefault(node, {})[what, only] = None
         for lane in lanes:
             lane.suffer(what)
         return True
@@ -122,8 +129,9 @@ class _SimLaneHost:
         on_report: Callable[[LaneReport], None],
         on_end: Callable[[str], None],
     ) -> LaneHandle:
-        lane = _SimLane(self._lanes, self._machine, settings, credentials, on_report, on_end)
-        self._lanes.of.setdefault(self._machine.name, []).append(lane)
+        of_node = self._lanes.of.setdefault(self._machine.name, [])
+        lane = _SimLane(self._lanes, self._machine, len(of_node), settings, credentials, on_report, on_end)
+        of_node.append(lane)
         return lane
 
 
@@ -148,11 +156,13 @@ class _SimLane:
         self,
         lanes: SimLanes,
         machine: Machine,
+        number: int,
         settings: LaneSettings,
         credentials: Credentials,
         on_report: Callable[[LaneReport], None],
         on_end: Callable[[str], None],
     ) -> None:
+        self.number = number
         self.memory = _Places(settings.largest, settings.slots)
         self.gone = False
         self._lanes = lanes
@@ -188,6 +198,13 @@ class _SimLane:
     def _begin(self) -> None:
         settings = self._settings
         self._socket = SimulatedSocket(self._loop)
+        attached: DatagramIO = self._socket
+        if self.number < len(self._lanes.access):
+            link, rules = self._lanes.access[self.number], Faults(random.Random(0))  # noqa: S311 - they draw nothing
+            for line, outgoing in ((link.uplink(), True), (link.downlink(), False)):
+                if line is not None:
+                    rules.add(Only(line, outgoing=outgoing))
+            attached = FaultyIO(self._socket, rules, loop=self._loop)
         self._endpoint = Endpoint(
             credentials=self._credentials,
             config=EndpointConfig(
@@ -195,7 +212,7 @@ class _SimLane:
                 connect_ns=settings.connect_ns,
                 session=SessionConfig(congestion=settings.congestion),
             ),
-            io=self._socket,
+            io=attached,
             loop=self._loop,
             incarnation=settings.incarnation,
             authorize=Policy(roles=(WORKER,), denied=settings.denied),
@@ -203,8 +220,9 @@ class _SimLane:
             faults=self._faults,
             wall_clock=self._lanes.wall_clock,
         )
-        for what in self._lanes.wrong.get(self._node, ()):
-            self.suffer(what)
+        for what, only in self._lanes.wrong.get(self._node, ()):
+            if only in (None, self.number):
+                self.suffer(what)
         self._worker.use(self._endpoint)
 
     # -- for the engine ------------------------------------------------------------------------------------------
@@ -256,9 +274,13 @@ class _SimLane:
     def _tell(self, report: LaneReport) -> None:
         if isinstance(report, LaneOver):
             received = self._receives.pop(report.number, None)
-            if received is not None and report.well and "spoil" in self._lanes.wrong.get(self._node, ()):
+            if received is not None and report.well and self._spoils():
                 self.memory.place(received.slot, received.nbytes)[self._lanes.faults.randrange(received.nbytes)] ^= 1
         self._at(False, lambda: self._hear(report))
+
+    def _spoils(self) -> bool:
+        wrong = self._lanes.wrong.get(self._node, {})
+        return ("spoil", None) in wrong or ("spoil", self.number) in wrong
 
     def _hear(self, report: LaneReport) -> None:
         if not self._closed:

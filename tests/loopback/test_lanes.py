@@ -97,6 +97,28 @@ async def test_long_messages_go_by_lanes_and_nothing_is_left_of_these() -> None:
     assert heard.of("lane_lost") == heard.of("lane_shut") == []
 
 
+async def test_lanes_listen_and_meet_at_the_addresses_that_they_are_given() -> None:
+    heard = Heard()
+    async with cluster(2, observer=heard, lane_addresses="127.0.0.1,127.0.0.2") as jobs:
+        await heard.paired(4)
+        used = {(event.node, event.fields["lane"], event.fields["address"]) for event in heard.of("lane_used")}
+        assert used == {(f"worker-{rank}", lane, f"127.0.0.{lane + 1}") for rank in range(2) for lane in range(2)}
+        before = sent(jobs)
+        await all_reduce(jobs)
+        assert sent(jobs) - before < ELEMENTS
+    assert lanes_of(os.getpid()) == []
+
+
+async def test_a_lane_whose_address_is_of_another_host_is_lost_by_name_and_the_others_carry_on() -> None:
+    heard = Heard()
+    async with cluster(2, observer=heard, lane_addresses="127.0.0.1,192.0.2.7") as jobs:
+        await heard.until(lambda: len(heard.of("lane_lost")) == 2 and len(heard.of("lane_used")) == 2)
+        await all_reduce(jobs)
+        assert {event.fields["lane"] for event in heard.of("lane_lost")} == {1}
+        assert all("192.0.2.7" in event.fields["reason"] for event in heard.of("lane_lost"))
+    assert lanes_of(os.getpid()) == []
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 async def test_a_lane_that_is_killed_or_stands_still_costs_no_view_and_no_bit(number: signal.Signals) -> None:
     heard = Heard()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from quicoll.errors import Diverged, JobDone, LocalError, QuicollError
-from quicoll.sim import Settings, Simulation
+from quicoll.sim import AccessLink, Settings, Simulation
 from quicoll.sim.scenario.language import parse_events
 from quicoll_transport.faults.rules import Cut
 
@@ -146,9 +146,64 @@ def test_a_link_that_is_cut_while_its_lane_lives_ends_the_view_as_ever() -> None
 
 
 def test_a_fault_of_lanes_is_a_line_that_can_be_written_again_and_needs_lanes() -> None:
-    (event,) = parse_events('sim.at(1.0).lane(2, "cut")')
-    assert parse_events(str(event)) == (event,)
+    for line in ('sim.at(1.0).lane(2, "cut")', 'sim.at(1.0).lane(2, "cut", only=0)'):
+        (event,) = parse_events(line)
+        assert parse_events(str(event)) == (event,)
+    with pytest.raises(LocalError, match="a number from 0 to 7"):
+        parse_events('sim.at(1.0).lane(2, "cut", only=8)')
     with pytest.raises(LocalError, match="one of the ways"):
         parse_events('sim.at(1.0).lane(2, "lost")')
     with pytest.raises(LocalError, match="no rank has a lane"):
         Simulation(operations, settings=Settings(ranks=3), events=(event,)).run()
+
+
+MEGABYTE = 1_000_000
+PROVIDERS = (
+    AccessLink(up=4 * MEGABYTE, down=4 * MEGABYTE, up_queue=1 << 20, down_queue=1 << 20),
+    AccessLink(up=MEGABYTE, down=MEGABYTE, up_queue=1 << 20, down_queue=1 << 20),
+)
+
+
+async def a_large_one(job: Job) -> tuple[float, bytes]:
+    """One all_reduce when the lanes are there, and what it took, in simulated seconds."""
+    await asyncio.sleep(0.5)
+    x = np.random.default_rng(job.rank).standard_normal(1 << 19).astype(np.float32)
+    took = 0.0
+    for _ in range(2):
+        began = asyncio.get_running_loop().time()
+        total = await job.group.all_reduce(x)
+        took = asyncio.get_running_loop().time() - began
+    return took, total.tobytes()
+
+
+def by_providers(
+    *access: AccessLink, fault: tuple[float, str, int] | None = None
+) -> tuple[list[float], list[bytes], Told]:
+    told = Told()
+    settings = Settings(ranks=2, lanes=len(access), lane_access=access, chunk_bytes=CHUNK, **QUICK)
+    sim = Simulation(a_large_one, settings=settings, recorder=told)
+    if fault is not None:
+        at, what, only = fault
+        sim.at(at).lane(1, what, only=only)
+    outcome = sim.run()
+    assert outcome.error is None, outcome.error
+    return [took for took, _ in outcome.results], [bits for _, bits in outcome.results], told
+
+
+def test_two_providers_are_used_at_once_each_by_its_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quicoll.sim.lanes._SimLaneHost.slots", 64)  # nothing goes over the link, which has no bound
+    both, bits, _ = by_providers(*PROVIDERS)
+    quick, of_quick, _ = by_providers(PROVIDERS[0])
+    assert bits == of_quick
+    assert bits[0] == bits[1]
+    assert max(both) < 0.95 * max(quick)  # 5/4 of the rate; equal parts would take longer than alone
+
+
+@pytest.mark.parametrize("what", ["cut", "kill"])
+@pytest.mark.parametrize("only", [0, 1])
+def test_a_provider_that_fails_in_the_middle_of_an_operation_costs_no_view_and_no_bit(what: str, only: int) -> None:
+    _, bits, _ = by_providers(*PROVIDERS)
+    _, after, told = by_providers(*PROVIDERS, fault=(1.0, what, only))
+    assert after == bits
+    assert told.views == 1
+    assert {shut["lane"] for shut in told.of("lane_shut")} == {only}

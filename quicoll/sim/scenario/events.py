@@ -379,14 +379,16 @@ class MemoryFault:
 class LaneFault:
     """The worker's lanes fail: their processes end ("kill") or do nothing any more ("hang"); or, until the healing,
     their datagrams are lost ("cut") or take half a second more ("slow"), or what they receive has another bit
-    ("spoil").
+    ("spoil"). only: the lane of this number; None for all.
     """
 
     node: str
     what: str
+    only: int | None = None
 
     def source(self) -> str:
-        return f"lane({_node(self.node)}, {_text(self.what)})"
+        only = "" if self.only is None else f", only={self.only}"
+        return f"lane({_node(self.node)}, {_text(self.what)}{only})"
 
 
 @dataclass(frozen=True, slots=True)

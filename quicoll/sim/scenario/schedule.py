@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from quicoll.checks import MAX_LANES
 from quicoll.errors import LocalError
 from quicoll.sim.scenario.events import (
     DISK_FAULTS,
@@ -239,7 +240,7 @@ class FaultSchedule:
             raise LocalError(f"memory fails after 1 to {_MOST_TIMES} of its uses, not {after!r}")
         return self.fault(MemoryFault(_worker(node, "uses its host's memory"), what, after))
 
-    def lane(self, node: NodeRef, what: str) -> FaultSchedule:
+    def lane(self, node: NodeRef, what: str, *, only: int | None = None) -> FaultSchedule:
         """Make the worker's lanes fail (`Settings(lanes=1)`).
 
         Args:
@@ -247,10 +248,13 @@ class FaultSchedule:
             what: "kill" for the end of their processes, "hang" for lanes that do nothing any more; until `heal` "cut"
                 for datagrams that are lost, "slow" for some that take half a second more, "spoil" for another bit in
                 what they receive.
+            only: The number of the lane that fails; None for all of the worker.
         """
         if what not in LANE_FAULTS:
             raise LocalError(f"lanes fail in one of the ways {', '.join(LANE_FAULTS)}, not {what!r}")
-        return self.fault(LaneFault(_worker(node, "has lanes"), what))
+        if only is not None and (isinstance(only, bool) or not 0 <= only < MAX_LANES):
+            raise LocalError(f"a lane has a number from 0 to {MAX_LANES - 1}, not {only!r}")
+        return self.fault(LaneFault(_worker(node, "has lanes"), what, only))
 
     def take_over(self, how: str) -> FaultSchedule:
         """Make another coordinator take over (`Settings(coordinators=2)`) from the one that leads by then.

@@ -278,7 +278,7 @@ class World:
                 if not lane.why:
                     assert sorted(lane._out) == list(range(SLOTS))
                     assert sorted(lane._in) == list(range(SLOTS, 2 * SLOTS))
-                    assert lane.open_bytes == 0
+                    assert lane.rate.open_bytes == 0
                 assert not lane._uses
 
     async def close(self) -> None:
