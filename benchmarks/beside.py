@@ -1,11 +1,12 @@
 """What a loop that computes loses while an operation of its own rank is in flight: to the engine, and to processors.
 
-    python benchmarks/beside.py [--mib 16] [--rounds 9] [--both] [--json FILE]
+    python benchmarks/beside.py [--mib 16] [--rounds 9] [--both] [--lanes N] [--json FILE]
 
 Two processes, of which the first computes in pieces of about 0.5 ms (in pure Python, and with numpy in calls that keep
 the interpreter's lock and in others that give it up), alone and while an all_reduce is in flight; the other one waits
 for its own. With --both it computes as well: then there are two engines' threads beside two that compute, and on two
-processors the loops lose those threads' time whatever the interpreter does.
+processors the loops lose those threads' time whatever the interpreter does. With --lanes the two go over QUIC, with so
+many lanes; 0 has none.
 
 Told are, as medians over rounds that take turns: how much longer a piece takes beside the operation; the part of a
 piece for which its thread had no processor or not the interpreter's lock (wall clock less that thread's CPU time); the
@@ -27,6 +28,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from lanes import LanesUsed
 
 import quicoll.blocking
 from quicoll.launch.supervisor import Supervisor
@@ -118,10 +120,12 @@ def beside(
 def rank(options: argparse.Namespace) -> None:
     """Carry out the rounds as one of two ranks."""
     found: dict[str, list[dict[str, float]]] = {}
-    with quicoll.blocking.join(join_timeout=60.0) as job:
+    used = LanesUsed()
+    with quicoll.blocking.join(join_timeout=60.0, observer=used) as job:
         tensor = np.ones(options.mib * MIB // 4, np.float32)
         out = np.empty_like(tensor)
         group = job.group
+        used.wait(options.lanes or 0)
         group.all_reduce(tensor, out=out)
         for number in range(options.rounds + 1):
             for work in LOOPS:
@@ -143,12 +147,15 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--both", action="store_true", help="both ranks compute")
+    parser.add_argument("--lanes", type=int, help="over QUIC, with so many lanes")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank is not None:
         rank(options)
         return
+    if options.lanes is not None:
+        os.environ |= {"QUICOLL_LOCAL": "off", "QUICOLL_LANES": str(options.lanes)}
     with tempfile.TemporaryDirectory() as directory:
         told = Path(directory) / "told.json"
         command = [sys.executable, os.path.abspath(__file__), *sys.argv[1:], "--rank", str(told)]

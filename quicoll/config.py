@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
-from quicoll.checks import MAX_MEMBERS, MAX_NAME, MAX_SECONDS, MAX_WHOLE, whole
+from quicoll.checks import MAX_LANES, MAX_MEMBERS, MAX_NAME, MAX_SECONDS, MAX_WHOLE, whole
 from quicoll.errors import LocalError
 from quicoll.launchers import Given, master_of, node_of, rank_of, world_size_of
 from quicoll.observability.logs import LOG_LEVELS
@@ -28,7 +28,7 @@ from quicoll_transport.net.resolver import Resolver, resolve_all
 if TYPE_CHECKING:
     from quicoll_transport.net.addresses import Address
 
-__all__ = ["Config", "JoinSettings", "Setting", "check_variables", "coordinator_addresses"]
+__all__ = ["Config", "JoinSettings", "Setting", "check_variables", "coordinator_addresses", "lane_hosts"]
 
 
 class JoinSettings(TypedDict, total=False):
@@ -69,6 +69,8 @@ class JoinSettings(TypedDict, total=False):
     log: str | None
     local: bool | None
     engine_share: float | None
+    lanes: int | None
+    lane_addresses: str | None
     congestion: str | None
     deny: str | os.PathLike[str] | None
 
@@ -205,6 +207,48 @@ def _advertised(value: Any) -> str:
     return str(value)
 
 
+def lane_hosts(addresses: str) -> list[str]:
+    """Return the addresses of the setting `lane_addresses`, in their order.
+
+    Args:
+        addresses: Numeric addresses of this host without ports, with commas between them.
+    Raises:
+        ValueError: One is malformed, or stands there twice.
+    """
+    found = [str(ipaddress.ip_address(part.strip())) for part in addresses.split(",")]
+    if len(set(found)) < len(found):
+        raise ValueError("one address stands there twice")
+    return found
+
+
+def _own_hosts(value: Any) -> str:
+    """Check addresses at which lanes listen; other ranks send there."""
+    hosts = lane_hosts(str(value))
+    for host in hosts:
+        if is_unspecified(host):
+            raise ValueError(f"{host} is every address of a host; a lane has one of them")
+        if is_v6((host,)) and ipaddress.ip_address(host).is_link_local:
+            raise ValueError(f"{host} is a link-local address, which other ranks cannot reach")
+    if len(hosts) > MAX_LANES:
+        raise ValueError(f"a rank has {MAX_LANES} lanes at most, not {len(hosts)}")
+    return str(value)
+
+
+def _each_a_lane(lanes: Setting, addresses: Setting) -> Setting:
+    """Have a lane for each address, where nobody says how many; refuse addresses that no lane would have."""
+    if addresses.value is None:
+        return lanes
+    count = len(lane_hosts(addresses.value))
+    if lanes.source == "default":
+        return Setting(count, addresses.source)
+    if lanes.value < count:
+        raise LocalError(
+            f"lane_addresses = {addresses.value!r} (from {addresses.source}): {count} addresses are more than "
+            f"lanes = {lanes.value} (from {lanes.source})"
+        )
+    return lanes
+
+
 def _run_id(environ: Mapping[str, str]) -> Given | None:
     run = environ.get("TORCHELASTIC_RUN_ID")
     return Given(run, "TORCHELASTIC_RUN_ID") if run else None
@@ -250,6 +294,8 @@ _FIELDS: dict[str, _Field] = {
     "log": _Field(_level, None),
     "local": _Field(_switch, True),
     "engine_share": _Field(_part, 1.0),
+    "lanes": _Field(partial(_integer, least=0, most=MAX_LANES), 0),
+    "lane_addresses": _Field(_own_hosts, None),
     "congestion": _Field(_congestion, "cubic"),
     "deny": _Field(_text, None),
 }
@@ -341,6 +387,11 @@ class Config:
         local: Whether ranks that share a host hand each other what they can through its memory.
         engine_share: Part of the time that the engine's thread takes at most while other threads of the program compute
             and none waits for it; 1 is no bound.
+        lanes: Processes beside this one that carry its long messages, each with connections of its own; 0 has none.
+            Where it is not given, as many as there are `lane_addresses`.
+        lane_addresses: Numeric addresses of this host, with commas between them, at which its lanes listen and from
+            which they send, in turn. Lanes of one number meet, so each host names its addresses in the order of the
+            providers or networks. None: all at that of `listen`.
         congestion: Congestion control of this rank's connections: cubic, reno, or bbr for paths that lose packets.
         deny: File of SHA-256 fingerprints of certificates that may not come in; None denies none.
         sources: By setting, where its value came from.
@@ -378,6 +429,8 @@ class Config:
     log: str | None
     local: bool
     engine_share: float
+    lanes: int
+    lane_addresses: str | None
     congestion: str
     deny: str | None
     sources: Mapping[str, str]
@@ -453,6 +506,7 @@ class Config:
         if settings["node"].value is None:
             settings["node"] = Setting(socket.gethostname().split(".")[0] or "node", "host name")
         settings["metrics"] = _own_port(settings["metrics"], environ)
+        settings["lanes"] = _each_a_lane(settings["lanes"], settings["lane_addresses"])
         if not _follows_route(settings["listen"]):
             _refuse_link_local(parse_address(settings["listen"].value)[0], settings["listen"].source)
         _check_advertised(settings["advertise"], settings["listen"])

@@ -24,6 +24,8 @@ from quicoll.engine.start import start_with
 from quicoll.engine.this_host import ThisHost
 from quicoll.errors import LocalError
 from quicoll.job import Job
+from quicoll.lanes.memory import lanes_unusable
+from quicoll.lanes.starting import LaneProcesses
 from quicoll.local.memory import unusable
 from quicoll.membership.incarnation import CHANCE_BYTES, first
 from quicoll.membership.journal import MemoryJournal
@@ -283,5 +285,6 @@ async def _start_rank(home: _Home, service: CoordinatorService, settings: JoinSe
         observers=(home.observer,),
         runtime=home.runtime,
         host=ThisHost.here() if config.local and not unusable() else None,
+        lane_host=None if lanes_unusable() else LaneProcesses(),
     )
     return config, engine

@@ -10,9 +10,30 @@ from quicoll_transport.errors import TransportError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from quicoll.engine.lanes import Lanes
+    from quicoll_transport.endpoint import Endpoint
     from quicoll_transport.security.access import Access, AccessControl
+    from quicoll_transport.security.credentials import Credentials
 
-__all__ = ["Certificates"]
+__all__ = ["Certificates", "Certified"]
+
+
+class Certified:
+    """All that shows the rank's certificate, and judges others': its endpoint, and its lanes."""
+
+    def __init__(self, endpoint: Endpoint, lanes: Lanes) -> None:
+        self._endpoint = endpoint
+        self._lanes = lanes
+
+    def rotate(self, credentials: Credentials) -> None:
+        """Show another certificate from now on. Raises ConfigurationError and EndpointClosed; nothing has changed."""
+        self._endpoint.rotate(credentials)
+        self._lanes.rotate(credentials)
+
+    def deny(self, fingerprint: str) -> None:
+        """Shut a certificate out. Raises ConfigurationError."""
+        self._endpoint.deny(fingerprint)
+        self._lanes.deny(fingerprint)
 
 
 class Certificates:

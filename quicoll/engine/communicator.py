@@ -52,9 +52,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from quicoll.engine.executor import Way
-    from quicoll.engine.host_ways import HostWays
     from quicoll.engine.late_stacks import LateStacks
     from quicoll.engine.neighbourhood import Neighbourhood
+    from quicoll.engine.noticed import WaysBeside
     from quicoll.engine.rows import NearCall
     from quicoll.membership.view import View
     from quicoll.observability.flight import ViewRecorder
@@ -80,8 +80,8 @@ class Communicator:
 
     error: why it broke, None while it works. end_error: what all ranks are given, None until the coordinator has ended
     the view. near: the way between the view's ranks where all share a host: their calls begin and mostly end there
-    (neighbourhood.py); what becomes of them when they do not is settled here, as for all operations. ways: those to the
-    other ranks of this host, where others are elsewhere: messages of plans go by them (host_ways.py).
+    (neighbourhood.py); what becomes of them when they do not is settled here, as for all operations.
+    ways: those with something beside their links (noticed.py).
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Communicator:
         on_failure: Callable[[QuicollError, tuple[int, ...]], None],
         on_called: Callable[[str, dict[int, int]], None] = lambda op, arrived_ns: None,
         near: Neighbourhood | None = None,
-        ways: HostWays | None = None,
+        ways: Sequence[WaysBeside] = (),
         flight: ViewRecorder | None = None,
         late: LateStacks | None = None,
     ) -> None:
@@ -110,7 +110,8 @@ class Communicator:
             on_called: Called with (op, arrived_ns) for each operation that all have called. arrived_ns: when each
                 rank's call came to be known here.
             near: The way between the ranks where all share a host, which ends with this.
-            ways: Those to the ranks of this host, where not all share it, which end with this.
+            ways: Those that have something beside their links, by which messages of plans go (noticed.py): the memory
+                of this host, where not all share it, and lanes. They end with this.
             flight: Is told what is called, and how it ends.
             late: Asks late ranks where they are; None asks nobody.
         """
@@ -127,8 +128,10 @@ class Communicator:
         self._on_failure = on_failure
         self._on_called = on_called
         self.near = near
-        self.ways = ways
-        self._ways: dict[int, Way] = {**links, **({} if ways is None else ways.to(links))}
+        self.ways = tuple(ways)
+        self._ways: dict[int, Way] = dict(links)
+        for each in ways:
+            self._ways.update(each.to(links))
         self._flight = flight
         self._late = late
         self._calls = Calls(view, rank)
@@ -588,8 +591,8 @@ class Communicator:
 
     def _end_near(self) -> None:
         """The view is broken: end what goes through memory. Calls under way there end as all ranks are told."""
-        if self.ways is not None:
-            self.ways.end()
+        for ways in self.ways:
+            ways.end()
         if self.near is None or self.error is None:
             return
         for call in self.near.end():
@@ -663,7 +666,7 @@ class Communicator:
                 paths.append((None, None))
             else:
                 path = self._links[rank].snapshot()
-                here = self.ways is not None and rank in self.ways.ranks
+                here = any(each.in_memory and rank in each.ranks for each in self.ways)
                 rate = MEMORY_RATE if here else path.delivery_rate
                 paths.append((path.path_min_rtt_ns or path.rtt_ns, rate))
         return measurements(paths)

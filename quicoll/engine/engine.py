@@ -15,6 +15,7 @@ A link that ends breaks the communicator if its node is in the view. The parts t
     decisions.py                          what became of steps, for callers who ask late
     waiting.py                            how callers wait, and what they are told
     late_stacks.py                        where a rank is that others wait for
+    neighbours.py, lanes.py               what carries long messages beside the links: memory of the host, lanes
     lessons.py                            a state on its way to or from a node outside of the view
     block_lessons.py                      blocks of sharded states on their way to or from a spare
     certificates.py                       what an operator does with certificates
@@ -27,14 +28,16 @@ import asyncio
 import random
 from typing import TYPE_CHECKING
 
+from quicoll.config import lane_hosts
 from quicoll.deadlines import Deadlines
 from quicoll.engine.block_lessons import BlockTraffic
-from quicoll.engine.certificates import Certificates
+from quicoll.engine.certificates import Certificates, Certified
 from quicoll.engine.common_settings import DECISION_MARGIN_S, CommonSettings
 from quicoll.engine.coordinator_link import CoordinatorLink
 from quicoll.engine.decisions import StepOutcomes
 from quicoll.engine.detours import Detours
 from quicoll.engine.failures import failed_node, kind_of
+from quicoll.engine.lanes import Lanes
 from quicoll.engine.late_stacks import LateStacks
 from quicoll.engine.lessons import LessonTraffic
 from quicoll.engine.messages import (
@@ -45,6 +48,10 @@ from quicoll.engine.messages import (
     Blocks,
     EndLesson,
     Farewell,
+    LaneAt,
+    LanesHere,
+    LaneShut,
+    LanesTaken,
     MeetingOutcome,
     StackTold,
     Whereabouts,
@@ -54,6 +61,8 @@ from quicoll.engine.peer_links import PeerLinks
 from quicoll.engine.views import Views
 from quicoll.engine.waiting import Waiting, job_closed
 from quicoll.errors import Corrupted, PeerError, QuicollError
+from quicoll.lanes.memory import LARGEST, lanes_unusable, slots_for
+from quicoll.lanes.starting import LaneSettings
 from quicoll.local.meeting import MEET_S
 from quicoll.membership.member.actions import (
     Activate,
@@ -99,6 +108,7 @@ if TYPE_CHECKING:
     from quicoll.engine.in_flight import Ended, InFlight, Watch
     from quicoll.engine.messages import PeerMessage
     from quicoll.engine.neighbourhood import Neighbourhood
+    from quicoll.lanes.starting import LaneHost
     from quicoll.membership.messages import FromRelay
     from quicoll.membership.view import View
     from quicoll.observability.events import Observers
@@ -135,9 +145,11 @@ class Engine:
         denied: Sequence[str] = (),
         host: HostHere | None = None,
         stacks: Callable[[int], str] | None = None,
+        lane_host: LaneHost | None = None,
     ) -> None:
         """host: the one that this rank is on; None uses no memory that ranks share. stacks: gives the stacks of this
-        process, of so many characters at most; None asks no rank for its own, and answers none."""
+        process, of so many characters at most; None asks no rank for its own, and answers none. lane_host: where lanes
+        run; None has none."""
         self._settings = CommonSettings(config)
         self.observers = observers
         self.faults = Faults(random.Random(incarnation))  # noqa: S311 - faults are for tests, not for keys
@@ -194,8 +206,16 @@ class Engine:
             observer=forward_to(observers) if config.transport_events else None,
             wall_clock=wall_clock,
         )
-        self.certificates = Certificates(AccessControl(self.endpoint, policy, listed=denied), observers.emit)
         announced = announced_address(config, self.endpoint.address)
+        self._lanes = Lanes(
+            loop=loop,
+            node=config.node,
+            advertised="" if config.advertise is None or config.lane_addresses else announced[0],
+            emit=observers.emit,
+        )
+        self.certificates = Certificates(
+            AccessControl(Certified(self.endpoint, self._lanes), policy, listed=denied), observers.emit
+        )
         self._member = MemberCore(
             config.node,
             incarnation=incarnation,
@@ -239,6 +259,7 @@ class Engine:
             on_message=self._on_peer_message,
             on_state=self._on_peer_state,
             neighbours=self._neighbours,
+            lanes=self._lanes,
             on_formed=self._on_links_formed,
             on_reached=self._on_paths_reached,
         )
@@ -251,6 +272,22 @@ class Engine:
             absence=self._coordinator.absence,
         )
         observers.emit("listening", address=format_address(self.endpoint.address), advertised=format_address(announced))
+        if config.lanes and lane_host is None:
+            observers.emit("lane_lost", lane=0, reason=lanes_unusable() or "no lane can run here")
+        elif lane_host is not None and config.lanes:
+            largest = min(config.chunk_bytes, LARGEST)
+            settings = LaneSettings(
+                host=str(self.endpoint.address[0]),
+                incarnation=incarnation,
+                lost_ns=deadlines.lost_ns,
+                connect_ns=deadlines.connect_ns,
+                congestion=config.congestion,
+                largest=largest,
+                slots=slots_for(largest, lane_host.slots),
+                denied=tuple(denied),
+            )
+            hosts = [settings.host] if config.lane_addresses is None else lane_hosts(config.lane_addresses)
+            self._lanes.start(config.lanes, settings, credentials, lane_host, hosts=hosts)
         self._coordinator.dial()
 
     def _link_to(self, node: str) -> Link | None:
@@ -605,7 +642,10 @@ class Engine:
         self.lessons.stop()
         self.block_lessons.stop()
         self._waiting.close()
-        await self.endpoint.aclose(reason=f"it {departure(clip(reason))}")
+        try:
+            await self.endpoint.aclose(reason=f"it {departure(clip(reason))}")
+        finally:  # last: the peers hear first that this rank leaves, and do not miss its lanes
+            await self._lanes.aclose()
         self.observers.close()
 
     # -- links ---------------------------------------------------------------------------------------------------
@@ -635,6 +675,7 @@ class Engine:
         self.lessons.link_ended(link)
         self.block_lessons.link_ended(link)
         self._neighbours.link_ended(link)
+        self._lanes.link_ended(link)
         communicator = self._views.link_ended(link)
         if communicator is None:
             return
@@ -660,6 +701,8 @@ class Engine:
             self._views.receive(link, message)
         elif isinstance(message, Whereabouts | MeetingOutcome):
             self._neighbours.receive(link, message)
+        elif isinstance(message, LanesHere | LaneAt | LanesTaken | LaneShut):
+            self._lanes.receive(link, message)
         elif isinstance(message, AskStack | StackTold):
             if self._late is not None:
                 communicator = self._views.installed(message.view_id)
@@ -728,6 +771,7 @@ class Engine:
                     self._peers.expect(action)
                 case StartOver():
                     self.endpoint.start_over(action.incarnation)
+                    self._lanes.start_over(action.incarnation)
                     self._renew_links("starts over as a later process")
                 case Held():
                     self._waiting.held(action.cause)
@@ -759,6 +803,7 @@ class Engine:
         at = Deadlines.of_ns(lost_after_ns)
         self._settings.adopt_lost_after(lost_after_ns)
         self.endpoint.set_deadlines(lost_after_ns=at.lost_ns, connect_ns=at.connect_ns)
+        self._lanes.set_deadlines(lost_after_ns=at.lost_ns, connect_ns=at.connect_ns)
         self._renew_links("takes lost_after from the coordinator")
 
     def _renew_links(self, reason: str) -> None:
@@ -777,7 +822,8 @@ class Engine:
         self._settings.heed_vote_timeout(self._member.vote_timeout_ns)
         self._waiting.held("")
         links = self._peers.of_view(view)
-        self._views.install(view, links, self._neighbours.take(view.view_id))
+        lanes = self._lanes.install(view, list(links.values()), self._neighbours.shared(view))
+        self._views.install(view, links, self._neighbours.take(view.view_id), lanes)
         for rank in sorted(links):
             if links[rank].ended:
                 self._on_peer_state(links[rank])

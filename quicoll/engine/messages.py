@@ -3,7 +3,7 @@
 quicoll.engine.calls says what those of a view mean, quicoll.engine.lessons what those of a lesson mean,
 quicoll.engine.block_lessons what those of one about blocks mean, whose numbers are `BLOCK_LESSONS` and above,
 quicoll.engine.neighbours what ranks of one host say before a view, quicoll.engine.late_stacks what they ask each other
-before one is given up.
+before one is given up, quicoll.engine.lanes and quicoll.engine.lane_ways what they say of their lanes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Annotated, TypeAlias
 
 import msgspec
 
-from quicoll.checks import MAX_MEMBERS
+from quicoll.checks import MAX_LANES, MAX_MEMBERS
 from quicoll.engine.given import SEAL_BYTES
 from quicoll.errors import PeerError
 from quicoll.plan.schedule import MAX_ANNOUNCED
@@ -22,6 +22,7 @@ __all__ = [
     "MAX_ASKED",
     "MAX_NUMBER",
     "MAX_TOLD",
+    "MOST_TAKEN",
     "PLACES",
     "Announce",
     "Ask",
@@ -32,6 +33,11 @@ __all__ = [
     "Compared",
     "EndLesson",
     "Farewell",
+    "LaneAt",
+    "LaneMessage",
+    "LaneShut",
+    "LanesHere",
+    "LanesTaken",
     "LessonMessage",
     "MeetingOutcome",
     "NearMessage",
@@ -58,6 +64,9 @@ PLACES = 48
 """Places of blocks that one answer is about; they are bits of a number too."""
 MAX_TOLD = 8192
 """Characters of the stacks of a rank, as others are told."""
+MOST_TAKEN = 64
+"""Messages that one word says to be taken."""
+_Lane = Annotated[int, msgspec.Meta(ge=0, lt=MAX_LANES)]
 _Digest = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 _Digests = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16 * MAX_ASKED)]
 
@@ -167,13 +176,50 @@ class StackTold(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     text: Annotated[str, msgspec.Meta(max_length=MAX_TOLD)] = ""
 
 
+class LanesHere(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag_field="t", tag=12):
+    """How many lanes this rank has in a view to come, and how long a message of theirs is at most."""
+
+    view_id: int
+    count: Annotated[int, msgspec.Meta(ge=0, le=MAX_LANES)] = 0
+    largest: int = 0
+
+
+class LaneAt(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag_field="t", tag=13):
+    """Here a lane of this rank is reached. mark: what the lane of who gets this has to show it."""
+
+    view_id: int
+    lane: _Lane
+    host: _Short
+    port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
+    mark: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+
+
+class LanesTaken(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag_field="t", tag=14):
+    """What came by lanes with these turns is where it belongs."""
+
+    view_id: int
+    turns: Annotated[tuple[int, ...], msgspec.Meta(min_length=1, max_length=MOST_TAKEN)]
+
+
+class LaneShut(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag_field="t", tag=15):
+    """Nothing more is taken here that comes by this lane, in this view. why: for people."""
+
+    view_id: int
+    lane: _Lane
+    why: _Short = ""
+
+
+LaneMessage: TypeAlias = LanesHere | LaneAt | LanesTaken | LaneShut
+"""What ranks say of their lanes."""
 NearMessage: TypeAlias = Whereabouts | MeetingOutcome
 """What ranks of one host send each other before a view begins."""
 LessonMessage: TypeAlias = Ask | Compared | EndLesson
 """What a rank that learns a state and the one that has it send each other beside chunks."""
 BlockMessage: TypeAlias = AskBlocks | Blocks | EndLesson
 """What a spare and a rank that owns blocks send each other beside these."""
-PeerMessage: TypeAlias = Announce | Farewell | LessonMessage | BlockMessage | NearMessage | AskStack | StackTold
+PeerMessage: TypeAlias = (
+    Announce | Farewell | LessonMessage | BlockMessage | NearMessage | AskStack | StackTold | LaneMessage
+)
 """What ranks send each other beside payloads."""
 
 _encoder = msgspec.msgpack.Encoder()
@@ -220,6 +266,12 @@ def decode_message(data: bytes, *, node: str) -> PeerMessage:
             numbers = (message.lesson, message.number)
         case Blocks():
             numbers = (message.lesson, message.number, message.first, message.following)
+        case LanesHere():
+            numbers = (message.view_id, message.largest)
+        case LanesTaken():
+            numbers = (message.view_id, *message.turns)
+        case LaneAt() | LaneShut():
+            numbers = (message.view_id,)
     if min(numbers) < 0 or max(numbers) > MAX_NUMBER:
         raise PeerError("announcement out of bounds", node=node)
     return message

@@ -90,6 +90,13 @@ class Neighbours:
         settled[1].end()
         return None
 
+    def shared(self, view: View) -> tuple[str, ...]:
+        """Return the nodes with which this rank is settled to share memory in a view; `take` has not given it yet."""
+        rank = view.rank_of(self._node)
+        if self._settled is None or self._settled[0] != view.view_id or self._host is None or rank is None:
+            return ()
+        return tuple(view.members[each].node for each in self._host.sharers(view, rank) if each != rank)
+
     def stop(self) -> None:
         """Settle nothing any more."""
         if self._task is not None:

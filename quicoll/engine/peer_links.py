@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from quicoll.engine.detours import Detours
+    from quicoll.engine.lanes import Lanes
     from quicoll.engine.neighbours import Neighbours
     from quicoll.membership.member.actions import ExpectPeer, ProbePaths
     from quicoll.membership.view import Member, View
@@ -79,6 +80,7 @@ class PeerLinks:
         node: str,
         loop: asyncio.AbstractEventLoop,
         neighbours: Neighbours,
+        lanes: Lanes,
         on_message: Callable[[Link, PeerMessage], None],
         on_state: Callable[[Link], None],
         on_formed: Callable[[View, tuple[str, ...], str], None],
@@ -93,6 +95,7 @@ class PeerLinks:
             node: This rank's node.
             loop: The endpoint's.
             neighbours: Let ranks of one host meet, when the links of a view are up.
+            lanes: Settle then which pairs of ranks have some.
             on_message: Called with (link, message) for each message of a peer.
             on_state: Called with a link whose state has changed.
             on_formed: Called with a proposed view, the nodes that could not be reached, and why, when that is known.
@@ -108,6 +111,7 @@ class PeerLinks:
         self._on_state = on_state
         self._loop = loop
         self._neighbours = neighbours
+        self._lanes = lanes
         self._on_formed = on_formed
         self._on_reached = on_reached
         self._forming: asyncio.Task[None] | None = None
@@ -177,7 +181,8 @@ class PeerLinks:
                 log.info("%s: cannot reach %s: %s", self._node, link.node, error)
                 unreachable.append(link.node)
                 why.append(f"{link.node}: {self._tried(link, view, error)}")
-        if not unreachable and await self._neighbours.meet(view, links):
+        settled = [await each.meet(view, links) for each in (self._neighbours, self._lanes) if not unreachable]
+        if any(settled):
             for link in links:
                 if link.ended:
                     unreachable.append(link.node)

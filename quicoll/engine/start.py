@@ -19,6 +19,8 @@ from quicoll.engine.engine import Engine
 from quicoll.engine.runtime import Runtime, ThreadRuntime
 from quicoll.engine.this_host import ThisHost
 from quicoll.errors import LocalError
+from quicoll.lanes.memory import lanes_unusable
+from quicoll.lanes.starting import LaneProcesses
 from quicoll.local.memory import unusable
 from quicoll.membership.incarnation import CHANCE_BYTES, first
 from quicoll.observability.events import JsonLines, Observer, Observers, make_directory
@@ -35,6 +37,7 @@ from quicoll_transport.security.identity import WORKER
 if TYPE_CHECKING:
     from quicoll.config import Config
     from quicoll.engine.host import HostHere
+    from quicoll.lanes.starting import LaneHost
     from quicoll.observability.flight import FlightRecorder
     from quicoll_transport.events import LinkSnapshot
     from quicoll_transport.net.addresses import Address
@@ -96,6 +99,7 @@ async def start(
         host=ThisHost.here() if config.local and runtime is None and not unusable() else None,
         flight=None if record is None else record.recorder,
         stacks=thread_stacks,
+        lane_host=None if lanes_unusable() else LaneProcesses(),
     )
     if record is not None and record.streaming is not None:
         loop, endpoint = runtime.loop, engine.endpoint
@@ -123,6 +127,7 @@ async def start_with(
     host: HostHere | None = None,
     flight: FlightRecorder | None = None,
     stacks: Callable[[int], str] | None = None,
+    lane_host: LaneHost | None = None,
 ) -> tuple[Engine, Runtime]:
     """Start an engine over the given credentials and network: what tests and simulations call.
 
@@ -138,6 +143,7 @@ async def start_with(
         host: The one that this rank is on; None uses no memory that ranks share.
         flight: Keeps what this rank did last; None where nothing does.
         stacks: Gives the stacks of this process, for who waits for it; None asks no rank for its own, and answers none.
+        lane_host: Where lanes run; None has none.
     Returns:
         The engine and the runtime that it is on.
     Raises:
@@ -173,6 +179,7 @@ async def start_with(
                 denied=denied,
                 host=host,
                 stacks=stacks,
+                lane_host=lane_host,
             )
         except BaseException:
             io.close()

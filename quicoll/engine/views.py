@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
+    from quicoll.engine.lane_ways import LaneWays
     from quicoll.engine.late_stacks import LateStacks
     from quicoll.engine.neighbours import Sharing
     from quicoll.errors import QuicollError
@@ -133,13 +134,20 @@ class Views:
         """Keep what members of a view announce that is formed now."""
         self._early.expect(view)
 
-    def install(self, view: View, links: dict[int, Link], sharing: Sharing | None = None) -> None:
+    def install(
+        self,
+        view: View,
+        links: dict[int, Link],
+        sharing: Sharing | None = None,
+        lanes: LaneWays | None = None,
+    ) -> None:
         """Put a communicator to work.
 
         Args:
             view: The view.
             links: To every other rank of it.
             sharing: What ranks of this host have, which have met.
+            lanes: The ways that have lanes beside them.
         """
         near = sharing if isinstance(sharing, Neighbourhood) else None
         ways = sharing if isinstance(sharing, HostWays) else None
@@ -154,7 +162,7 @@ class Views:
             on_failure=lambda error, ranks: self._on_failure(view, error, ranks),
             on_called=lambda op, arrived_ns: self._called(view, links, op, arrived_ns),
             near=near,
-            ways=ways,
+            ways=[each for each in (ways, lanes) if each is not None],
             flight=flight,
             late=self._late,
         )

@@ -32,6 +32,7 @@ class Event:
 
     Kinds and fields: listening(address, seed); node_joined(peer, incarnation); view_proposed(view, nodes);
     view_installed(view, world_size, nodes, rank); shared_memory(view, used, reason, ranks);
+    lane_used(view, lane, peer, address); lane_shut(view, lane, peer, used, reason); lane_lost(lane, reason);
     view_ended(view, cause, lost); step_committed(step, view);
     step_aborted(step, view, cause, lost); peer_lost(peer, cause, silent_for, left); held(cause);
     state_received(from_rank, step, confirmed_by); state_handed(step, nodes, tensor, from_node);

@@ -83,6 +83,8 @@ _KEPT = {
     "listening",
     "view_installed",
     "shared_memory",
+    "lane_shut",
+    "lane_lost",
     "view_ended",
     "step_aborted",
     "peer_lost",

@@ -30,7 +30,7 @@ LOG_LEVELS = {
 
 _OFTEN = {"step_committed", "link_changed", "suspicion_changed", "dial_started", "connection_up", "connection_down"}
 _OFTEN |= {"resent", "stalled"}
-_LOOK = {"flight_unwritten", "tiers_refused", "piece_refused", "payload_corrupted"}
+_LOOK = {"flight_unwritten", "tiers_refused", "piece_refused", "payload_corrupted", "lane_lost"}
 
 
 def level_of_event(kind: str) -> int:

@@ -66,6 +66,16 @@ def sentence(kind: str, fields: Mapping[str, Any]) -> str:
                     else f"use the network: {told['reason']}"
                 )
                 return f"the ranks of view {told['view']} {way}"
+            case "lane_used":
+                return "lane {lane}, from {address}, carries long messages to {peer} in view {view}".format_map(told)
+            case "lane_shut":
+                return (
+                    "lane {lane} to {peer} is shut in view {view}, its messages go over the link: {reason}".format_map(
+                        told
+                    )
+                )
+            case "lane_lost":
+                return "lane {lane} of this rank is lost: {reason}".format_map(told)
             case "state_differs":
                 text = "{nodes} had another state than most after step {step}, first in {tensor}".format_map(told)
                 healed = (

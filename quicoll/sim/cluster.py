@@ -248,6 +248,8 @@ class Simulation:
                 )
             if isinstance(fault, scenario.MemoryFault) and not self.settings.hosts:
                 raise LocalError(f"{event}: no two share a host; Settings(hosts=...) has workers that do")
+            if isinstance(fault, scenario.LaneFault) and not self.settings.lanes:
+                raise LocalError(f"{event}: no rank has a lane; Settings(lanes=...) has workers that do")
             if isinstance(fault, scenario.Rebind) and fault.node not in behind:
                 raise LocalError(f"{event}: {fault.node} is behind no address translator; Settings(nats=...) has them")
             node = getattr(fault, "node", None)
@@ -422,6 +424,11 @@ class Simulation:
                 if hosts is None:
                     raise AssertionError("events are checked before the run")
                 hosts.arm(machine.name, fault.what, fault.after)
+            case scenario.LaneFault():
+                lanes = self._fleet.lanes
+                if lanes is None:
+                    raise AssertionError("events are checked before the run")
+                return lanes.strike(machine.name, fault.what, fault.only)
             case scenario.CorruptPayloads():
                 if machine.faults is None:
                     return False
@@ -474,6 +481,8 @@ class Simulation:
             machine.mend_disk()
             if self._fleet.hosts is not None:
                 self._fleet.hosts.mend(machine.name)
+            if self._fleet.lanes is not None:
+                self._fleet.lanes.mend(machine.name)
             machine.start()
             machine.commits_at_heal = machine.commits
         world.after(round(self.settings.recovery * 1e9), self._look_for_progress, self._events_left)

@@ -69,6 +69,7 @@ from quicoll.sim.checked import CheckedJob, carrier_of
 from quicoll.sim.database import DatabaseCalls, SimDatabase, SimStore
 from quicoll.sim.hosts import SimHosts
 from quicoll.sim.invariants import CheckedStore
+from quicoll.sim.lanes import SimLanes
 from quicoll.sim.machine import Departed, Machine
 from quicoll.sim.misconduct import Lies, Meddling
 from quicoll.sim.scenario.events import RELAY_HOST, coordinator_names, is_coordinator, is_worker, node_name
@@ -122,7 +123,7 @@ class Fleet:
     """machines: by name, the coordinator's first. nats: address translators, by the workers that are behind them.
     meddling: what the relay makes of the datagrams that it passes on; "": nothing. meddled: how often, by what.
     aborted: steps, by what the coordinator tells its observers.
-    hosts: those that workers share; None where each has its own.
+    hosts: those that workers share; None where each has its own. lanes: of all workers; None where they have none.
     database: where several coordinators have their journal; None where there is one.
 
     seed: of the run, and of the job. newcomers: nodes that come later. compute_s: of each step. work(job): the user's
@@ -182,11 +183,20 @@ class Fleet:
         if settings.hosts:
             where = {name: settings.hosts[place % settings.ranks] for place, name in enumerate(workers)}
             self.hosts = SimHosts(world, where)
-            for name in workers:
-                self.machines[name].on_end = partial(self.hosts.ended, name)
+        self.lanes: SimLanes | None = (
+            SimLanes(world, _wall_clock, access=settings.lane_access) if settings.lanes else None
+        )
+        for name in workers:
+            self.machines[name].on_end = partial(self._let_go, name)
         self.database: SimDatabase | None = None
         if settings.coordinators > 1:
             self.database = SimDatabase(world, lease_ns=round(settings.lease * 1e9), checker=checker)
+
+    def _let_go(self, node: str) -> None:
+        """The process of a worker has ended, however: so has what its host does for it."""
+        for each in (self.hosts, self.lanes):
+            if each is not None:
+                each.ended(node)
 
     def _add_nats(self) -> dict[str, Nat]:
         settings = self._settings
@@ -410,6 +420,7 @@ class Fleet:
             state_check_every=settings.state_check_every,
             learn_from_bytes=settings.learn_from_bytes,
             congestion=settings.congestion,
+            lanes=settings.lanes,
             handle_sigterm=False,  # the process is the simulator's; its ranks are stopped by events
         )
         engine, runtime = await start_with(
@@ -423,6 +434,7 @@ class Fleet:
             wall_clock=_wall_clock,
             host=self._shared_host(machine),
             flight=self._flight(machine) if self._flights else None,
+            lane_host=None if self.lanes is None else self.lanes.host_of(machine),
         )
         machine.engine, machine.endpoint = engine, engine.endpoint
         Lies(engine.endpoint, machine.lies_to)
@@ -514,7 +526,9 @@ class Fleet:
                     self._leave_one_checkpoint(error)
             elif not isinstance(error, _AGAIN):
                 self._failed("worker", _words(error), node=node, cause=error)
-        leftovers = machine.leftovers() + ([] if self.hosts is None else self.hosts.leftovers(node))
+        leftovers = machine.leftovers()
+        for each in (self.hosts, self.lanes):
+            leftovers += [] if each is None else each.leftovers(node)
         if leftovers:
             self._checker.break_("no-leftover", f"{node} left {', '.join(leftovers)}", node=node)
         machine.end()

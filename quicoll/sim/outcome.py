@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from quicoll.checks import MAX_LANES
 from quicoll.errors import LocalError
 from quicoll.sim.translators import translators
 from quicoll_transport.quic.terms import CONTROLLERS
@@ -37,6 +38,9 @@ class Settings:
         sites: The site of each worker; () for no sites.
         hosts: The host of each worker; those of one host share its memory, while all of a view are there. () for a host
             of its own for each.
+        lanes: As for `quicoll.join`; each a simulated process.
+        lane_access: The access link of each worker's lanes, by their number, as if each had a provider of its own; ()
+            for none.
         nats: The kind of address translator that each worker is behind, one of its own: "full-cone", "restricted-cone",
             "port-restricted-cone", "symmetric"; "0", the number of an earlier worker, for the one that this is behind;
             "" for none. () for no translators.
@@ -69,6 +73,8 @@ class Settings:
     lease: float = 2.0
     sites: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
+    lanes: int = 0
+    lane_access: tuple[AccessLink, ...] = ()
     nats: tuple[str, ...] = ()
     nat_lifetime: float = 120.0
     relay: str = ""
@@ -96,14 +102,19 @@ class Settings:
                 raise LocalError(f"{what} are a tuple of names, not {names!r}")
             if names and len(names) != self.ranks:
                 raise LocalError(f"{len(names)} {what} for {self.ranks} ranks")
+        if not 0 <= self.lanes <= MAX_LANES:
+            raise LocalError(f"a rank has 0 to {MAX_LANES} lanes, not {self.lanes}")
         translators(self.nats)
         if not 0.1 <= self.nat_lifetime <= 86400:
             raise LocalError(f"a mapping lives for a tenth of a second to a day, not for {self.nat_lifetime!r} s")
         if self.relay not in ("", "none", "own"):
             raise LocalError(f"the relay is '', 'none' or 'own', not {self.relay!r}")
-        links: object = self.access
-        if not isinstance(links, tuple) or not all(isinstance(each, AccessLink) for each in links):
-            raise LocalError(f"access is a tuple of AccessLink(...), not {self.access!r}")
+        for what in ("access", "lane_access"):
+            links: object = getattr(self, what)
+            if not isinstance(links, tuple) or not all(isinstance(each, AccessLink) for each in links):
+                raise LocalError(f"{what} is a tuple of AccessLink(...), not {links!r}")
+        if len(self.lane_access) > self.lanes:
+            raise LocalError(f"{len(self.lane_access)} access links for {self.lanes} lanes")
         if len(self.access) > self.ranks + self.spares:
             raise LocalError(f"{len(self.access)} access links for {self.ranks + self.spares} workers")
         if len(self.nats) > self.ranks + self.spares:

@@ -21,6 +21,7 @@ import quicoll.blocking
 import quicoll.testing
 from quicoll import Job, LocalError, Mismatch, PeerError, QuicollError
 from quicoll.collectives.subgroups import WORLD
+from quicoll.engine.host_ways import HostWays
 from quicoll.engine.neighbourhood import GROUP
 from quicoll.local.layout import ROOMS, SLOTS, SMALL_BYTES, SegmentLayout
 from quicoll.local.memory import Segment, unusable
@@ -586,8 +587,9 @@ def parcels(jobs: list[Job]) -> list[int]:
     for job in jobs:
         communicator = job.group._context.engine._views.communicator
         assert communicator is not None
-        assert communicator.ways is not None
-        found.append(communicator.ways.parcels.given)
+        (ways,) = communicator.ways
+        assert isinstance(ways, HostWays)
+        found.append(ways.parcels.given)
     return found
 
 

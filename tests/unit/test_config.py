@@ -211,3 +211,33 @@ def test_congestion_control_is_one_that_the_transport_has() -> None:
         assert Config.named(environ={"QUICOLL_CONGESTION": name}).congestion == name
     with pytest.raises(LocalError, match=rf"QUICOLL_CONGESTION\): must be one of {', '.join(CONTROLLERS)}$"):
         Config.named(environ={"QUICOLL_CONGESTION": "vegas"})
+
+
+def test_there_is_a_lane_for_each_address_that_lanes_are_given() -> None:
+    def lanes(**settings: Any) -> tuple[int, str]:
+        config = Config.resolve(environ={}, **LOCAL, **settings)
+        return config.lanes, config.sources["lanes"]
+
+    assert lanes() == (0, "default")
+    assert lanes(lane_addresses="10.0.0.7, 2001:db8::7") == (2, "argument")
+    assert lanes(lane_addresses="10.0.0.7,10.1.0.7", lanes=4) == (4, "argument")
+    with pytest.raises(LocalError, match=r"2 addresses are more than lanes = 1 \(from argument\)"):
+        lanes(lane_addresses="10.0.0.7,10.1.0.7", lanes=1)
+
+
+@pytest.mark.parametrize(
+    ("addresses", "said"),
+    [
+        ("ib0", "does not appear to be an IPv4 or IPv6 address"),
+        ("10.0.0.7:5000", "does not appear to be an IPv4 or IPv6 address"),
+        ("10.0.0.7,", "does not appear to be an IPv4 or IPv6 address"),
+        ("10.0.0.7,10.0.0.7", "twice"),
+        ("0.0.0.0", "every address of a host"),  # noqa: S104 - it is refused
+        ("::", "every address of a host"),
+        ("fe80::1", "link-local"),
+        (",".join(f"10.0.0.{last}" for last in range(1, 10)), "8 lanes at most, not 9"),
+    ],
+)
+def test_addresses_of_lanes_are_numeric_ones_that_others_can_send_to(addresses: str, said: str) -> None:
+    with pytest.raises(LocalError, match=said):
+        Config.resolve(environ={"QUICOLL_LANE_ADDRESSES": addresses}, **LOCAL)

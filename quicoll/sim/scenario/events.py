@@ -40,6 +40,7 @@ __all__ = [
     "DISK_FAULTS",
     "FORGERIES",
     "JOURNAL_FAULTS",
+    "LANE_FAULTS",
     "MEDDLINGS",
     "MEMORY_FAULTS",
     "RELAY_HOST",
@@ -55,6 +56,7 @@ __all__ = [
     "HoldPath",
     "JoinAnew",
     "JournalFault",
+    "LaneFault",
     "Leap",
     "LeaveJob",
     "LieTo",
@@ -90,6 +92,7 @@ DISK_FAULTS = ("write", "fsync", "full", "power", "kill")
 TAKEOVERS = ("crash", "power", "workers", "database", "pause")
 JOURNAL_FAULTS = ("refused", "answer", "late", "away", "back")
 FORGERIES = ("chunks", "manifest", "state", "version")
+LANE_FAULTS = ("kill", "hang", "cut", "slow", "spoil")
 MEMORY_FAULTS = ("spoil", "full", "kill", "late")
 MEDDLINGS = ("alter", "misdirect", "repeat", "lose")
 
@@ -373,6 +376,22 @@ class MemoryFault:
 
 
 @dataclass(frozen=True, slots=True)
+class LaneFault:
+    """The worker's lanes fail: their processes end ("kill") or do nothing any more ("hang"); or, until the healing,
+    their datagrams are lost ("cut") or take half a second more ("slow"), or what they receive has another bit
+    ("spoil"). only: the lane of this number; None for all.
+    """
+
+    node: str
+    what: str
+    only: int | None = None
+
+    def source(self) -> str:
+        only = "" if self.only is None else f", only={self.only}"
+        return f"lane({_node(self.node)}, {_text(self.what)}{only})"
+
+
+@dataclass(frozen=True, slots=True)
 class TakeOver:
     """Whichever coordinator leads is lost: its process ("crash") or its machine ("power") for good; the paths to all
     "workers" or that to the "database", until the healing; or it stands still for longer than its lease ("pause").
@@ -450,6 +469,7 @@ Fault: TypeAlias = (
     | CorruptPayloads
     | DiskFault
     | MemoryFault
+    | LaneFault
     | TakeOver
     | JournalFault
     | Rebind
@@ -525,6 +545,8 @@ def kinds_of(fault: Fault, usual: Conditions) -> tuple[str, ...]:
             return ("disk",)
         case MemoryFault():
             return ("memory",)
+        case LaneFault():
+            return ("lane",)
         case TakeOver():
             return ("coordinator_takeover",)
         case JournalFault():

@@ -6,11 +6,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from quicoll.checks import MAX_LANES
 from quicoll.errors import LocalError
 from quicoll.sim.scenario.events import (
     DISK_FAULTS,
     FORGERIES,
     JOURNAL_FAULTS,
+    LANE_FAULTS,
     MEDDLINGS,
     MEMORY_FAULTS,
     RELAY_HOST,
@@ -26,6 +28,7 @@ from quicoll.sim.scenario.events import (
     HoldPath,
     JoinAnew,
     JournalFault,
+    LaneFault,
     Leap,
     LeaveJob,
     LieTo,
@@ -236,6 +239,22 @@ class FaultSchedule:
         if isinstance(after, bool) or not 1 <= after <= _MOST_TIMES:
             raise LocalError(f"memory fails after 1 to {_MOST_TIMES} of its uses, not {after!r}")
         return self.fault(MemoryFault(_worker(node, "uses its host's memory"), what, after))
+
+    def lane(self, node: NodeRef, what: str, *, only: int | None = None) -> FaultSchedule:
+        """Make the worker's lanes fail (`Settings(lanes=1)`).
+
+        Args:
+            node: The worker.
+            what: "kill" for the end of their processes, "hang" for lanes that do nothing any more; until `heal` "cut"
+                for datagrams that are lost, "slow" for some that take half a second more, "spoil" for another bit in
+                what they receive.
+            only: The number of the lane that fails; None for all of the worker.
+        """
+        if what not in LANE_FAULTS:
+            raise LocalError(f"lanes fail in one of the ways {', '.join(LANE_FAULTS)}, not {what!r}")
+        if only is not None and (isinstance(only, bool) or not 0 <= only < MAX_LANES):
+            raise LocalError(f"a lane has a number from 0 to {MAX_LANES - 1}, not {only!r}")
+        return self.fault(LaneFault(_worker(node, "has lanes"), what, only))
 
     def take_over(self, how: str) -> FaultSchedule:
         """Make another coordinator take over (`Settings(coordinators=2)`) from the one that leads by then.

@@ -25,6 +25,7 @@ from quicoll.sim.scenario.events import (
     Fault,
     Heal,
     JournalFault,
+    LaneFault,
     Meddle,
     MemoryFault,
     Rebind,
@@ -169,7 +170,9 @@ def _among(scenario: Scenario, settings: Settings) -> Scenario:
     events = [
         (event, _left(event.fault, names, behind, passes_on=bool(behind) and settings.relay != "none"))
         for event in scenario.events
-        if event.voter in ("", *names) and (settings.hosts or not isinstance(event.fault, MemoryFault))
+        if event.voter in ("", *names)
+        and (settings.hosts or not isinstance(event.fault, MemoryFault))
+        and (settings.lanes or not isinstance(event.fault, LaneFault))
     ]
     kept = tuple(replace(event, fault=fault) for event, fault in events if fault is not None)
     return replace(scenario, settings=settings, events=kept)

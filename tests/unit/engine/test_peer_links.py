@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from quicoll.engine.lanes import Lanes
 from quicoll.engine.neighbours import Neighbours
 from quicoll.engine.peer_links import PeerLinks
 from quicoll.engine.ways import DIALS_TOO_S, LATE_OPENER, OPENERS_S
@@ -72,6 +73,7 @@ class Bench:
             node="b",
             loop=self.loop,
             neighbours=Neighbours(loop=self.loop, node="b", host=None, emit=lambda kind, **fields: None),
+            lanes=Lanes(loop=self.loop, node="b", advertised="", emit=lambda kind, **fields: None),
             on_message=lambda link, message: None,
             on_state=lambda link: None,
             on_formed=self._formed,
