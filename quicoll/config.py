@@ -70,11 +70,13 @@ class JoinSettings(TypedDict, total=False):
     local: bool | None
     engine_share: float | None
     congestion: str | None
+    parity: str | None
     deny: str | os.PathLike[str] | None
 
 
 _MOST_COORDINATORS = 16
 _CONTROLLERS = ("bbr", "cubic", "reno")  # of quicoll_transport.quic.terms, which is not imported to read a setting
+_PARITY_MODES = ("auto", "off")  # likewise
 _SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
@@ -124,10 +126,10 @@ def _part(value: Any) -> float:
     return given
 
 
-def _congestion(value: Any) -> str:
+def _word(value: Any, *, known: tuple[str, ...]) -> str:
     name = str(value)
-    if name not in _CONTROLLERS:
-        raise ValueError(f"must be one of {', '.join(_CONTROLLERS)}")
+    if name not in known:
+        raise ValueError(f"must be one of {', '.join(known)}")
     return name
 
 
@@ -250,7 +252,8 @@ _FIELDS: dict[str, _Field] = {
     "log": _Field(_level, None),
     "local": _Field(_switch, True),
     "engine_share": _Field(_part, 1.0),
-    "congestion": _Field(_congestion, "cubic"),
+    "congestion": _Field(partial(_word, known=_CONTROLLERS), "cubic"),
+    "parity": _Field(partial(_word, known=_PARITY_MODES), "auto"),
     "deny": _Field(_text, None),
 }
 
@@ -342,6 +345,8 @@ class Config:
         engine_share: Part of the time that the engine's thread takes at most while other threads of the program compute
             and none waits for it; 1 is no bound.
         congestion: Congestion control of this rank's connections: cubic, reno, or bbr for paths that lose packets.
+        parity: "auto" lets parity follow what is sent with bbr over a long path that loses packets, so that what is
+            lost at the end need not be sent again, and takes it from others; "off" does neither.
         deny: File of SHA-256 fingerprints of certificates that may not come in; None denies none.
         sources: By setting, where its value came from.
     """
@@ -379,6 +384,7 @@ class Config:
     local: bool
     engine_share: float
     congestion: str
+    parity: str
     deny: str | None
     sources: Mapping[str, str]
 

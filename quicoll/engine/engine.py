@@ -182,7 +182,7 @@ class Engine:
             config=EndpointConfig(
                 lost_after_ns=deadlines.lost_ns,
                 connect_ns=deadlines.connect_ns,
-                session=SessionConfig(congestion=config.congestion),
+                session=SessionConfig(congestion=config.congestion, parity=config.parity),
                 qlog_directory=config.qlog,
             ),
             io=roundabout,

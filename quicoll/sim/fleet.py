@@ -407,6 +407,7 @@ class Fleet:
             state_check_every=settings.state_check_every,
             learn_from_bytes=settings.learn_from_bytes,
             congestion=settings.congestion,
+            parity=settings.parity,
             handle_sigterm=False,  # the process is the simulator's; its ranks are stopped by events
         )
         engine, runtime = await start_with(

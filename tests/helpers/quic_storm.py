@@ -267,6 +267,7 @@ class Storm:
         # the peers
         self.window = rng.choice((16 << 10, 64 << 10, 1 << 20, 16 << 20))
         self.key_packets = rng.choice((8, 50, 1 << 22))
+        self.congestion = "bbr" if seed & 1 else "cubic"  # what a session says of itself: with bbr it sends parity
         self.datagram = rng.choice((1200, 1452, 4000)) if self.pair == PAIRS[0] else rng.choice((1200, 1452))
         self.addresses: list[Address] = [CLIENT, SERVER]
         self.sides: list[Any] = [self._client()]
@@ -286,7 +287,11 @@ class Storm:
 
     def _config(self) -> SessionConfig:
         return SessionConfig(
-            window_bytes=self.window, key_packets=self.key_packets, initial_rtt_ns=50 * MS, idle_ns=_IDLE
+            window_bytes=self.window,
+            key_packets=self.key_packets,
+            initial_rtt_ns=50 * MS,
+            idle_ns=_IDLE,
+            congestion=self.congestion,
         )
 
     def _stock(self, node: str, *, is_client: bool) -> QuicConfiguration:
