@@ -26,7 +26,7 @@ from quicoll_transport.quic.closing import AEAD_LIMIT_REACHED, ConnectionEnd, En
 from quicoll_transport.quic.connection_ids import OwnIds, PeerIds
 from quicoll_transport.quic.control import ControlFrames, Saying
 from quicoll_transport.quic.flow import StreamLimits
-from quicoll_transport.quic.frames import FrameError, HandshakeDoneFrame, PingFrame, RepairedFrame
+from quicoll_transport.quic.frames import FrameError, HandshakeDoneFrame, PingFrame
 from quicoll_transport.quic.inbound import InboundStreams, StreamReader
 from quicoll_transport.quic.keys import KeyPhases, PacketError
 from quicoll_transport.quic.outbound import OutboundStreams
@@ -127,8 +127,7 @@ class Plane:
             self.protection = TailProtection(self.outbound)
         self.repairs: Repairs | None = None
         if local.parity & TAKES_PARITY and remote.parity & SENDS_PARITY:
-            self.repairs = Repairs(self.inbound, say_repaired=lambda number: self.control.want(Saying.REPAIRED, number))
-            self.control.answers(Saying.REPAIRED, lambda number: RepairedFrame(number).encode())
+            self.repairs = Repairs(self.inbound, self.control)
         acknowledgements = Acknowledgements(exponent=local.ack_delay_exponent)
         self.sender = Sender(
             keys=self.keys,

@@ -31,13 +31,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from quicoll_transport.link.ranges import Ranges
+from quicoll_transport.quic.control import ControlFrames, Saying
 from quicoll_transport.quic.erasure import MOST_PARITY_ROWS, repair_segments
-from quicoll_transport.quic.frames import FRAME_ENCODING_ERROR, FrameError, ParityFrame, ProtectedFrame
+from quicoll_transport.quic.frames import FRAME_ENCODING_ERROR, FrameError, ParityFrame, ProtectedFrame, RepairedFrame
 from quicoll_transport.quic.segments import MOST_GROUPS, ParityLayout, ProtectedSpan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from quicoll_transport.quic.erasure import Words
     from quicoll_transport.quic.inbound import InboundStreams
     from quicoll_transport.quic.streams import Rows
@@ -164,11 +163,12 @@ class Repairs:
     repaired_bytes: of streams that were made from parity.
     """
 
-    def __init__(self, inbound: InboundStreams, *, say_repaired: Callable[[int], None]) -> None:
-        """say_repaired: tells the peer that it need not send again what a set is about."""
+    def __init__(self, inbound: InboundStreams, control: ControlFrames) -> None:
         self.repaired_bytes = 0
         self._inbound = inbound
-        self._say_repaired = say_repaired
+        self._control = control
+        self._repaired: dict[int, int] = {}  # sets of which the peer is told, by what they are to `control`
+        control.answers(Saying.REPAIRED, lambda about: RepairedFrame(self._repaired[about]).encode())
         self._recent = _Recent()
         self._sets: dict[int, _ParitySet] = {}
         self._over: dict[int, None] = {}
@@ -277,8 +277,9 @@ class Repairs:
             self._recent.forget(span.stream_id, span.stop)
             if parity.has_repaired and span.fin and not self._inbound.has_end(span.stream_id):
                 self._inbound.on_stream(span.stream_id, span.stop, memoryview(b""), 0, fin=True)
-        if parity.has_repaired:
-            self._say_repaired(number)
+        if parity.has_repaired:  # a peer that acknowledges nothing has no more than _OVER such frames wait for it
+            self._repaired[number % _OVER] = number
+            self._control.want(Saying.REPAIRED, number % _OVER)
 
     def _try(self, parity: _ParitySet, group: int) -> None:
         """Make the segments of a group that have gaps, if there is enough for it."""
