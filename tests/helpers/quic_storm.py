@@ -245,7 +245,10 @@ class StockSide(StockPeer):
 
 
 class Storm:
-    """See the module's head. digest: of what was sent, when, and to where. parity_bytes, repaired_bytes: the most of any plane."""
+    """See the module's head.
+
+    digest: of what was sent, when, and to where. parity_bytes, repaired_bytes: the most of any plane.
+    """
 
     def __init__(self, seed: int, *, pair: tuple[str, str] | None = None, batched: bool = True) -> None:
         rng = self.rng = random.Random(f"storm {seed}")

@@ -244,9 +244,8 @@ class Sender:
             if packet is None:
                 break
             out.append(packet)
-        if protection is not None:
-            self._protect(protection, out, now_ns)
-        if outbound.oldest_bulk() is None and self.recovery.room:
+        waits = protection is not None and self._protect(protection, out, now_ns)
+        if outbound.oldest_bulk() is None and self.recovery.room and not waits:
             self.recovery.on_app_limited()
         return out
 
@@ -483,8 +482,8 @@ class Sender:
         if rtt.min_ns is not None and rtt.min_ns >= LEAST_RTT_NS:
             protection.on_sent(stream, start, stop, rtt.smoothed_ns, now_ns)
 
-    def _protect(self, protection: TailProtection, out: list[DatagramRun], now_ns: int) -> None:
-        """Send parity of what was sent lately, if nothing else is to be sent."""
+    def _protect(self, protection: TailProtection, out: list[DatagramRun], now_ns: int) -> bool:
+        """Send parity of what was sent lately, if nothing else is to be sent; return whether more of it waits."""
         recovery, path, size = self.recovery, self._paths.current, self.mtu.size
         most = size - self._head - TAG
         if protection.has_tail and not self._outbound.has_any():
@@ -492,16 +491,18 @@ class Sender:
             protection.close(most - 9, most, now_ns)
         waiting = protection.waiting(recovery.rtt.smoothed_ns, now_ns) if protection.is_going else 0
         if not waiting:
-            return
+            return False
         room = min((recovery.room - self._reserve(now_ns)) // size, path.room // size, self._keys.room, waiting)
         if room <= 0:
-            return
+            return True
         for _ in range(self._allowance(room * size, now_ns) // size):
             packet = protection.next_packet(most)
             if packet is None:
-                return
+                return False
             frame, set_id, place = packet
             out.append(self._seal(path, frame, (SentParity(set_id, place),), now_ns, eliciting=True))
+            waiting -= 1
+        return waiting > 0
 
     def _parity_settled(self, item: SentParity) -> None:
         if self._protection is not None:
