@@ -148,6 +148,18 @@ def test_more_losses_than_rows_are_sent_again(line: Make) -> None:
     assert len(path.client.outbound) == 0
 
 
+def test_what_no_parity_can_bring_back_is_sent_again_at_once(line: Make) -> None:
+    took = []
+    for mode in ("auto", "off"):
+        path = line(modes=(mode, "auto"))
+        if mode == "auto":
+            path.believe(0.01)
+        path.lose = set(range(20, 80))
+        took.append(transfer(path.net, [200_000], sides=(0,)))
+    assert took[0] == took[1]
+    assert path.client.protection is None
+
+
 def test_a_tail_of_several_streams_is_repaired_though_some_of_them_are_whole_and_read(line: Make) -> None:
     path = line()
     path.believe(0.01)

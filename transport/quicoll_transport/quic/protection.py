@@ -20,10 +20,12 @@ States of a set
     going      its copy is here, and not all of its packets have gone
     gone       all have; some are in flight
     settled    none is in flight: all have arrived or are lost. It is forgotten
+    hopeless   more is lost than all of its rows can bring back. It is forgotten; what has not gone of it does not go
 Bytes of a set that is not settled are not sent again when they are found lost; they are held, for they may have been
 repaired. The peer's word that they were comes with the acknowledgement of the parity at the latest: it acknowledges the
 bytes, and what was held is dropped. When the set is settled without that word, what is held is lost and goes again,
-later than without parity by no more than what the parity took to send. A probe timeout waits for nothing.
+later than without parity by no more than what the parity took to send; at once when it is hopeless. A probe timeout
+waits for nothing.
 
 That packets are lost is told to congestion control as ever, whatever becomes of their bytes (RFC 9265).
 
@@ -137,9 +139,13 @@ class _Held(NamedTuple):
 
 
 class _ProtectedSet:
-    """See the module's head. waiting: packets that have not gone, None: the description. flying: those that have."""
+    """See the module's head.
 
-    __slots__ = ("began_ns", "count", "flying", "held", "layout", "number", "streams", "table", "waiting")
+    waiting: packets that have not gone, None: the description. flying: those that have. hope: how many more segments may
+    be lost.
+    """
+
+    __slots__ = ("began_ns", "count", "flying", "held", "hope", "layout", "number", "streams", "table", "waiting")
 
     def __init__(self, number: int, layout: ParityLayout, table: Words, streams: list[SendStream], rows: int,
                  now_ns: int) -> None:  # fmt: skip
@@ -151,6 +157,7 @@ class _ProtectedSet:
         self.flying: dict[int, None] = {}
         self.count = 0
         self.held: list[_Held] = []
+        self.hope = rows * layout.groups
 
 
 class TailProtection:
@@ -281,8 +288,13 @@ class TailProtection:
     def hold(self, stream: SendStream, start: int, stop: int, *, fin: bool) -> bool:
         """Return whether lost bytes wait for what their parity brings, and are not to be sent again now."""
         for protected in self._sets.values():
-            for span in protected.layout.spans:
+            layout = protected.layout
+            for span in layout.spans:
                 if span.stream_id == stream.id and span.start <= start and stop <= span.stop and span.fin >= fin:
+                    protected.hope -= max(1, (stop - start) // layout.step(span))
+                    if protected.hope < 0:
+                        protected.waiting.clear()
+                        return False
                     protected.held.append(_Held(stream, start, stop, fin))
                     self.held_bytes += stop - start
                     return True
@@ -307,7 +319,7 @@ class TailProtection:
         To be called once all that has come was looked at: the peer's word may stand behind its acknowledgement.
         """
         for number, protected in list(self._sets.items()):
-            if not protected.waiting and not protected.flying:
+            if protected.hope < 0 or not (protected.waiting or protected.flying):
                 del self._sets[number]
                 for piece in protected.held:
                     self._outbound.on_lost(piece.stream, piece.start, piece.stop, fin=piece.fin)
