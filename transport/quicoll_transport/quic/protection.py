@@ -30,7 +30,8 @@ waits for nothing.
 That packets are lost is told to congestion control as ever, whatever becomes of their bytes (RFC 9265).
 
 Failure cases: the peer's word about a set that is not known is late, and ignored; about bytes that it does not have, it
-harms the peer's own stream. Rows that could not go for a round trip are dropped, for they would come too late.
+harms the peer's own stream. Rows that could not go within a quarter of a round trip are dropped, for they would come too
+late, and so would what is held for them.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ _SHARE, _SPARE = 0.03, 2  # rows of a group, at most
 _MEMORY = 1 << 15  # packets after which what was lost counts half
 _FEW = 256  # packets, of which the share says too little
 _ACTIVE = 8  # sets
+_PATIENCE = 4  # in a round trip
 
 
 class LossShare:
@@ -141,7 +143,7 @@ class _Held(NamedTuple):
 class _ProtectedSet:
     """See the module's head.
 
-    waiting: packets that have not gone, None: the description. flying: those that have. hope: how many more segments may
+    waiting: packets that have not gone, None: the description. flying: those that have. hope: how many segments more may
     be lost.
     """
 
@@ -248,10 +250,10 @@ class TailProtection:
     # -- parity ----------------------------------------------------------------------------------------------------
 
     def waiting(self, reach_ns: int, now_ns: int) -> int:
-        """Return how many packets are to go. reach_ns: a round trip; what has waited for longer is dropped."""
+        """Return how many packets are to go. reach_ns: a round trip; what has waited for a part of it is dropped."""
         total = 0
         for protected in list(self._sets.values()):
-            if protected.waiting and now_ns - protected.began_ns > reach_ns:
+            if protected.waiting and now_ns - protected.began_ns > reach_ns // _PATIENCE:
                 protected.waiting.clear()
                 protected.table = _NOTHING
             total += len(protected.waiting)
