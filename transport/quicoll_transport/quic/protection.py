@@ -30,8 +30,8 @@ waits for nothing.
 That packets are lost is told to congestion control as ever, whatever becomes of their bytes (RFC 9265).
 
 Failure cases: the peer's word about a set that is not known is late, and ignored; about bytes that it does not have, it
-harms the peer's own stream. Rows that could not go within a quarter of a round trip are dropped, for they would come too
-late, and so would what is held for them.
+harms the peer's own stream. Rows that could not go within a quarter of a round trip are dropped, for they would come
+too late, and so would what is held for them.
 """
 
 from __future__ import annotations
@@ -143,8 +143,8 @@ class _Held(NamedTuple):
 class _ProtectedSet:
     """See the module's head.
 
-    waiting: packets that have not gone, None: the description. flying: those that have. hope: how many segments more may
-    be lost.
+    waiting: packets that have not gone, None: the description. flying: those that have.
+    hope: how many segments more may be lost.
     """
 
     __slots__ = ("began_ns", "count", "flying", "held", "hope", "layout", "number", "streams", "table", "waiting")
