@@ -72,11 +72,13 @@ class JoinSettings(TypedDict, total=False):
     lanes: int | None
     lane_addresses: str | None
     congestion: str | None
+    parity: str | None
     deny: str | os.PathLike[str] | None
 
 
 _MOST_COORDINATORS = 16
 _CONTROLLERS = ("bbr", "cubic", "reno")  # of quicoll_transport.quic.terms, which is not imported to read a setting
+_PARITY_MODES = ("auto", "off")  # likewise
 _SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
@@ -126,10 +128,10 @@ def _part(value: Any) -> float:
     return given
 
 
-def _congestion(value: Any) -> str:
+def _word(value: Any, *, known: tuple[str, ...]) -> str:
     name = str(value)
-    if name not in _CONTROLLERS:
-        raise ValueError(f"must be one of {', '.join(_CONTROLLERS)}")
+    if name not in known:
+        raise ValueError(f"must be one of {', '.join(known)}")
     return name
 
 
@@ -296,7 +298,8 @@ _FIELDS: dict[str, _Field] = {
     "engine_share": _Field(_part, 1.0),
     "lanes": _Field(partial(_integer, least=0, most=MAX_LANES), 0),
     "lane_addresses": _Field(_own_hosts, None),
-    "congestion": _Field(_congestion, "cubic"),
+    "congestion": _Field(partial(_word, known=_CONTROLLERS), "cubic"),
+    "parity": _Field(partial(_word, known=_PARITY_MODES), "auto"),
     "deny": _Field(_text, None),
 }
 
@@ -393,6 +396,8 @@ class Config:
             which they send, in turn. Lanes of one number meet, so each host names its addresses in the order of the
             providers or networks. None: all at that of `listen`.
         congestion: Congestion control of this rank's connections: cubic, reno, or bbr for paths that lose packets.
+        parity: "auto" lets parity follow what is sent with bbr over a long path that loses packets, so that what is
+            lost at the end need not be sent again, and takes it from others; "off" does neither.
         deny: File of SHA-256 fingerprints of certificates that may not come in; None denies none.
         sources: By setting, where its value came from.
     """
@@ -432,6 +437,7 @@ class Config:
     lanes: int
     lane_addresses: str | None
     congestion: str
+    parity: str
     deny: str | None
     sources: Mapping[str, str]
 

@@ -194,7 +194,7 @@ class Engine:
             config=EndpointConfig(
                 lost_after_ns=deadlines.lost_ns,
                 connect_ns=deadlines.connect_ns,
-                session=SessionConfig(congestion=config.congestion),
+                session=SessionConfig(congestion=config.congestion, parity=config.parity),
                 qlog_directory=config.qlog,
             ),
             io=roundabout,
@@ -282,6 +282,7 @@ class Engine:
                 lost_ns=deadlines.lost_ns,
                 connect_ns=deadlines.connect_ns,
                 congestion=config.congestion,
+                parity=config.parity,
                 largest=largest,
                 slots=slots_for(largest, lane_host.slots),
                 denied=tuple(denied),

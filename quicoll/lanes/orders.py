@@ -50,6 +50,7 @@ class OpenLane(msgspec.Struct, frozen=True, array_like=True, tag_field="t", tag=
     lost_ns: int
     connect_ns: int
     congestion: str
+    parity: str
     largest: int
     slots: int
     denied: tuple[str, ...]

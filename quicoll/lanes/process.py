@@ -94,7 +94,7 @@ class _Lane:
             config=EndpointConfig(
                 lost_after_ns=order.lost_ns,
                 connect_ns=order.connect_ns,
-                session=SessionConfig(congestion=order.congestion),
+                session=SessionConfig(congestion=order.congestion, parity=order.parity),
             ),
             io=UdpSocket(order.host, 0, loop=self._loop),
             loop=self._loop,

@@ -54,6 +54,7 @@ class LaneSettings(msgspec.Struct, frozen=True):
     lost_ns: int
     connect_ns: int
     congestion: str
+    parity: str
     largest: int
     slots: int
     denied: tuple[str, ...]

@@ -421,6 +421,7 @@ class Fleet:
             learn_from_bytes=settings.learn_from_bytes,
             congestion=settings.congestion,
             lanes=settings.lanes,
+            parity=settings.parity,
             handle_sigterm=False,  # the process is the simulator's; its ranks are stopped by events
         )
         engine, runtime = await start_with(

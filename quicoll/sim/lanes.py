@@ -210,7 +210,7 @@ class _SimLane:
             config=EndpointConfig(
                 lost_after_ns=settings.lost_ns,
                 connect_ns=settings.connect_ns,
-                session=SessionConfig(congestion=settings.congestion),
+                session=SessionConfig(congestion=settings.congestion, parity=settings.parity),
             ),
             io=attached,
             loop=self._loop,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from quicoll.checks import MAX_LANES
 from quicoll.errors import LocalError
 from quicoll.sim.translators import translators
-from quicoll_transport.quic.terms import CONTROLLERS
+from quicoll_transport.quic.terms import CONTROLLERS, PARITY_MODES
 from quicoll_transport.sim import AccessLink, Conditions
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Settings:
         chunk_bytes: As for `quicoll.join`.
         state_check_every: As for `quicoll.join`.
         learn_from_bytes: As for `quicoll.join`.
-        congestion: As for `quicoll.join`.
+        congestion, parity: As for `quicoll.join`.
         coordinators: 1 has its journal on its own disk; 2 or 3 share one in a database, and take over from each other.
         lease: As for `quicoll coordinator`, where there are several.
         sites: The site of each worker; () for no sites.
@@ -69,6 +69,7 @@ class Settings:
     state_check_every: int = 100
     learn_from_bytes: int = 64 << 20
     congestion: str = "cubic"
+    parity: str = "auto"
     coordinators: int = 1
     lease: float = 2.0
     sites: tuple[str, ...] = ()
@@ -90,6 +91,8 @@ class Settings:
             raise LocalError(f"a simulated cluster has 1 to 256 ranks, not {self.ranks}")
         if not 1 <= self.coordinators <= 3:
             raise LocalError(f"a simulated cluster has 1 to 3 coordinators, not {self.coordinators}")
+        if self.parity not in PARITY_MODES:
+            raise LocalError(f"parity is {' or '.join(PARITY_MODES)}, not {self.parity!r}")
         if self.congestion not in CONTROLLERS:
             raise LocalError(f"congestion control is one of {', '.join(CONTROLLERS)}, not {self.congestion!r}")
         if not 0.1 <= self.lease < 3600:

@@ -245,7 +245,10 @@ class StockSide(StockPeer):
 
 
 class Storm:
-    """See the module's head. digest: of what was sent, when, and to where."""
+    """See the module's head.
+
+    digest: of what was sent, when, and to where. parity_bytes, repaired_bytes: the most of any plane.
+    """
 
     def __init__(self, seed: int, *, pair: tuple[str, str] | None = None, batched: bool = True) -> None:
         rng = self.rng = random.Random(f"storm {seed}")
@@ -254,7 +257,7 @@ class Storm:
         self.pair = pair or pair_of(seed)
         self.now = START
         self.log = hashlib.sha256()
-        self.datagrams = 0
+        self.datagrams = self.parity_bytes = self.repaired_bytes = 0
         # the path
         self.delay_ns = rng.choice((0, 1, 5, 50, 200)) * MS
         self.tick_ns = rng.choice((1, MS, 4 * MS))
@@ -267,6 +270,7 @@ class Storm:
         # the peers
         self.window = rng.choice((16 << 10, 64 << 10, 1 << 20, 16 << 20))
         self.key_packets = rng.choice((8, 50, 1 << 22))
+        self.congestion = "bbr" if seed & 1 else "cubic"  # what a session says of itself: with bbr it sends parity
         self.datagram = rng.choice((1200, 1452, 4000)) if self.pair == PAIRS[0] else rng.choice((1200, 1452))
         self.addresses: list[Address] = [CLIENT, SERVER]
         self.sides: list[Any] = [self._client()]
@@ -286,7 +290,11 @@ class Storm:
 
     def _config(self) -> SessionConfig:
         return SessionConfig(
-            window_bytes=self.window, key_packets=self.key_packets, initial_rtt_ns=50 * MS, idle_ns=_IDLE
+            window_bytes=self.window,
+            key_packets=self.key_packets,
+            initial_rtt_ns=50 * MS,
+            idle_ns=_IDLE,
+            congestion=self.congestion,
         )
 
     def _stock(self, node: str, *, is_client: bool) -> QuicConfiguration:
@@ -683,6 +691,11 @@ class Storm:
             inbound, recovery = plane.inbound, plane.recovery
             if recovery.in_flight:
                 raise StormError(f"{name}: {recovery.in_flight} bytes of nothing in flight")
+            protection, repairs = plane.protection, plane.repairs
+            if protection is not None and any(parity.flying or parity.held for parity in protection._sets.values()):
+                raise StormError(f"{name}: parity of nothing")
+            self.parity_bytes = max(self.parity_bytes, protection.parity_bytes if protection is not None else 0)
+            self.repaired_bytes = max(self.repaired_bytes, repairs.repaired_bytes if repairs is not None else 0)
             if inbound.holes:
                 raise StormError(f"{name}: {inbound.holes} holes in nothing")
             if inbound.received != inbound.taken:

@@ -17,7 +17,7 @@ from networks import needs_v6
 import quicoll
 from quicoll import Config, LocalError, blocking, testing
 from quicoll.config import JoinSettings, check_variables
-from quicoll_transport.quic.terms import CONTROLLERS
+from quicoll_transport.quic.terms import CONTROLLERS, PARITY_MODES
 
 LOCAL = {"listen": "127.0.0.1:0"}
 
@@ -204,6 +204,13 @@ def test_every_variable_that_the_sources_speak_of_is_known() -> None:
                 check_variables({name: ""})
             except LocalError as error:
                 pytest.fail(f"{path}: {error}")
+
+
+def test_parity_is_as_the_transport_has_it() -> None:
+    for mode in PARITY_MODES:
+        assert Config.named(environ={"QUICOLL_PARITY": mode}).parity == mode
+    with pytest.raises(LocalError, match=r"QUICOLL_PARITY\): must be one of auto, off$"):
+        Config.named(environ={"QUICOLL_PARITY": "on"})
 
 
 def test_congestion_control_is_one_that_the_transport_has() -> None:

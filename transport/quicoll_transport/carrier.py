@@ -69,6 +69,7 @@ class PathStats:
     """What a carrier knows of its path. Times are None before the first acknowledgement.
 
     lost_packets: declared lost since the connection began; what is sent again as a probe counts too.
+    parity_bytes: sent so that what is lost can be made from them; repaired_bytes: of streams, made from the peer's.
     delivery_rate: bytes a second that were acknowledged while more was waiting; None while that has not been measured.
     """
 
@@ -78,6 +79,8 @@ class PathStats:
     cwnd: int
     bytes_in_flight: int
     lost_packets: int
+    parity_bytes: int = 0
+    repaired_bytes: int = 0
     delivery_rate: int | None
 
 

@@ -158,6 +158,7 @@ class LinkSnapshot(LinkStats):
     rtt_ns, rttvar_ns: of heartbeats, smoothed; both processes' delays are in it. None before the first answer.
     path_rtt_ns, path_rttvar_ns, path_min_rtt_ns: QUIC's estimate of the same, less the peer's stated delay.
     cwnd, bytes_in_flight: QUIC's, bytes. lost_packets: that it declared lost, those sent again as probes included.
+    parity_bytes: sent behind the tail of messages; repaired_bytes: that were lost and made from the peer's parity.
     delivery_rate: payload bytes a second that the peer acknowledged while more was waiting to be sent, the median of
         the last few measurements; None until that has been so for a round trip. cwnd for each round trip may be far
         more than path and processors can do.
@@ -181,5 +182,7 @@ class LinkSnapshot(LinkStats):
     cwnd: int
     bytes_in_flight: int
     lost_packets: int
+    parity_bytes: int
+    repaired_bytes: int
     delivery_rate: int | None
     credit_used: int

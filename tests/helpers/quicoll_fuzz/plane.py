@@ -24,7 +24,7 @@ from quicoll_transport.quic.keys import AES_128_GCM_SHA256, Keys
 from quicoll_transport.quic.mtu import PathMtu
 from quicoll_transport.quic.newreno import NewReno
 from quicoll_transport.quic.packets import seal
-from quicoll_transport.quic.parameters import TransportParameters
+from quicoll_transport.quic.parameters import SENDS_PARITY, TAKES_PARITY, TransportParameters
 from quicoll_transport.quic.plane import Plane
 
 from .command import main
@@ -42,6 +42,7 @@ HOME: Address = ("10.1.0.1", 1)
 WINDOW = 1 << 16
 STREAMS = 16
 CIDS = 8
+ROOM = 600  # of packets that parity is about
 _MOST_ANSWERS = 400  # datagrams for one input
 
 
@@ -102,6 +103,7 @@ class PlaneFuzz:
             initial_max_streams_uni=STREAMS,
             active_connection_id_limit=CIDS,
             stateless_reset_token=bytes(16),
+            parity=SENDS_PARITY | TAKES_PARITY,
         )
         secrets = rng.randbytes(32), rng.randbytes(32)
         handover = Handover(
@@ -188,7 +190,7 @@ class PlaneFuzz:
 
     def _frame(self) -> bytes:
         rng = self.rng
-        kind = rng.randrange(22)
+        kind = rng.randrange(26)
         match kind:
             case 0 | 1 | 2 | 3:
                 size = rng.choice((0, 1, 1, 5, 100, 1000))
@@ -243,9 +245,28 @@ class PlaneFuzz:
                 )
             case 20:
                 frame = f.StreamsBlockedFrame(rng.randrange(100), rng.random() < 0.5)
+            case 21 | 22:
+                frame = self._protected()
+            case 23 | 24:
+                row = rng.randrange(16) if rng.random() < self.care else self._number()
+                size = rng.choice((ROOM - 1, ROOM - 1, ROOM - 2, rng.randrange(1000)))
+                frame = f.ParityFrame(rng.randrange(4), rng.randrange(4), row, rng.randbytes(size))
+            case _ if rng.random() < 0.5:
+                frame = f.RepairedFrame(rng.randrange(8))
             case _:
                 frame = f.CloseFrame(1, None, b"") if rng.random() > self.care else f.DataBlockedFrame(self._number())
         return bytes(frame.encode())
+
+    def _protected(self) -> f.ProtectedFrame:
+        """Return the description of a set of parity, mostly of streams that there are and spans that may be."""
+        rng = self.rng
+        spans = []
+        for _ in range(rng.choice((1, 1, 2, 20))):
+            start = self._offset()
+            stop = min(start + rng.randrange(1, 6000), (1 << 62) - 1) if rng.random() < self.care else start
+            spans.append((self._stream_id(), start, max(stop, start), rng.random() > self.care))
+        room, groups = (ROOM, 1) if rng.random() < self.care else (self._number(), rng.randrange(40))
+        return f.ProtectedFrame(rng.randrange(4), room, groups, spans)
 
     def _payload(self) -> bytes:
         rng = self.rng
@@ -397,6 +418,10 @@ class PlaneFuzz:
             "paths": (sum(1 for _ in plane.paths), 4),
             "late": (recovery._late_packets, 1 << 16),
             "acknowledged": (len(plane.sender._acknowledgements._known), 1024),
+            "kept": (plane.repairs.recent_bytes if plane.repairs else 0, 6 << 20),
+            "rows of parity": (plane.repairs._rows_bytes if plane.repairs else 0, 1 << 20),
+            "sets taken": (len(plane.repairs._sets) if plane.repairs else 0, 8),
+            "sets sent": (len(plane.protection._sets) if plane.protection else 0, 8),
             "told": (len(plane.sender._acknowledgements._open), 512),
         }
         for name, (figure, most) in figures.items():

@@ -24,9 +24,12 @@ from quicoll_transport.quic.frames import (
     MaxStreamsFrame,
     NewConnectionIdFrame,
     NewTokenFrame,
+    ParityFrame,
     PathChallengeFrame,
     PathResponseFrame,
     PingFrame,
+    ProtectedFrame,
+    RepairedFrame,
     ResetStreamFrame,
     RetireConnectionIdFrame,
     StopSendingFrame,
@@ -54,6 +57,10 @@ def ranges(draw: st.DrawFn) -> list[tuple[int, int]]:
     return found[::-1]
 
 
+spans = st.builds(
+    lambda stream_id, start, size, fin: (stream_id, start, start + size, fin),
+    number, st.integers(0, 1 << 60), st.integers(0, 1 << 60), st.booleans(),
+)  # fmt: skip
 counts = st.none() | st.tuples(number, number, number)
 frames = st.one_of(
     st.builds(PingFrame),
@@ -81,6 +88,8 @@ frames = st.one_of(
     st.builds(PathResponseFrame, eight),
     st.builds(CloseFrame, number, st.none() | number, data),
     st.builds(HandshakeDoneFrame),
+    st.builds(ProtectedFrame, number, number, number, st.lists(spans, max_size=20)),
+    st.builds(RepairedFrame, number),
 )
 
 
@@ -92,6 +101,12 @@ def test_reading_undoes_writing_whatever_padding_is_between(sent: list[tuple[Fra
     for memory in (payload, bytearray(payload), memoryview(payload)):
         assert list(read_frames(memory)) == expected
         assert [type(frame) for frame in read_frames(memory)] == [type(frame) for frame in expected]
+
+
+@fixed
+@given(before=frames, parity=st.builds(ParityFrame, number, number, number, data))
+def test_parity_is_all_that_is_left_of_its_packet(before: Frame, parity: ParityFrame) -> None:
+    assert list(read_frames(before.encode() + parity.encode())) == [before, parity]
 
 
 @fixed
@@ -145,6 +160,10 @@ def test_frames_before_a_wrong_one_are_given_first() -> None:
         (b"\x80\x00\x00\x30", PROTOCOL_VIOLATION, "longer than it must be"),
         (b"\x40\x42", FRAME_ENCODING_ERROR, "unknown"),
         (b"\x40", FRAME_ENCODING_ERROR, "cut short"),
+        (b"\x6a", FRAME_ENCODING_ERROR, "cut short"),
+        (b"\x6a\x53\x00", FRAME_ENCODING_ERROR, "unknown frame type 0x2a53"),
+        (b"\x6a\x50\x00\x00\x00" + varint(MAX_VARINT), FRAME_ENCODING_ERROR, "cut short"),
+        (b"\x6a\x50\x00\x00\x00\x01\x02" + 2 * varint(MAX_VARINT), FRAME_ENCODING_ERROR, "beyond"),
         (b"\x02\x05\x00\x00\x06", FRAME_ENCODING_ERROR, "negative"),
         (b"\x02\x05\x00\x01\x00\x04\x00", FRAME_ENCODING_ERROR, "negative"),
         (b"\x02" + varint(9) + b"\x00" + varint(MAX_VARINT) + b"\x00", FRAME_ENCODING_ERROR, "cut short"),

@@ -24,6 +24,7 @@ def test_what_was_sent_arrives_and_nothing_is_left_behind(pair: tuple[str, str])
     """Among them one with a Retry, and moves of the client: by a NAT, and by its own will."""
     storms = [run_storm(seed, pair=pair) for seed in (SEEDS if FACTOR == 1 else range(5 * FACTOR))]
     assert any(storm.retry for storm in storms)
+    assert any(storm.repaired_bytes for storm in storms) == (pair == PAIRS[0]), "take other seeds"
     assert [any(storm.moves[meant] for storm in storms) for meant in (False, True)] == [True, True], "take other seeds"
 
 
@@ -31,7 +32,7 @@ def test_what_was_sent_arrives_and_nothing_is_left_behind(pair: tuple[str, str])
 @pytest.mark.timeout(60 + 60 * FACTOR)
 def test_datagrams_in_runs_and_one_by_one_lead_to_the_same_bytes() -> None:
     """Every datagram of both planes is the same, and so is when it is sent: no decision depends on a batch."""
-    for seed in range(1000, 1000 + 5 * FACTOR):
+    for seed in (15, 97, *range(1000, 1000 + 5 * FACTOR)):  # with the first two much is made from parity
         storms = [run_storm(seed, pair=PAIRS[0], batched=batched) for batched in (True, False)]
         assert storms[0].digest == storms[1].digest, seed
         assert storms[0].datagrams > 20

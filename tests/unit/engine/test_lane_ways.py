@@ -177,7 +177,15 @@ class World:
         self.links = [Ends(self, side) for side in range(2)]
         self.ways: list[LaneWays] = []
         settings = LaneSettings(
-            host="", incarnation=1, lost_ns=10**9, connect_ns=1, congestion="", largest=LARGEST, slots=SLOTS, denied=()
+            host="",
+            incarnation=1,
+            lost_ns=10**9,
+            connect_ns=1,
+            congestion="",
+            parity="",
+            largest=LARGEST,
+            slots=SLOTS,
+            denied=(),
         )
         loop = asyncio.get_running_loop()
         for side in range(2):

@@ -67,7 +67,15 @@ class World:
             if lanes[node]:
                 size = (largest or {}).get(node, LEAST + 10)
                 settings = LaneSettings(
-                    host="", incarnation=1, lost_ns=1, connect_ns=1, congestion="", largest=size, slots=1, denied=()
+                    host="",
+                    incarnation=1,
+                    lost_ns=1,
+                    connect_ns=1,
+                    congestion="",
+                    parity="",
+                    largest=size,
+                    slots=1,
+                    denied=(),
                 )
                 self.starting = node
                 self.lanes[node].start(lanes[node], settings, cast("Any", None), cast("Any", self))

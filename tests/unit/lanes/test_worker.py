@@ -194,7 +194,7 @@ def test_a_link_that_is_lost_parts_the_two_on_both_sides(two: Two) -> None:
 
 
 def test_no_order_shows_a_key() -> None:
-    opened = OpenLane(1, "h", 1, 1, 1, "cubic", 1, 1, (), (b"c",), 0, b"secret")
+    opened = OpenLane(1, "h", 1, 1, 1, "cubic", "auto", 1, 1, (), (b"c",), 0, b"secret")
     assert "secret" not in repr(opened) + repr(RenewLane((b"c",), 0, b"secret"))
 
 

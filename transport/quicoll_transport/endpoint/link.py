@@ -222,6 +222,8 @@ class Link:
             cwnd=0 if path is None else path.cwnd,
             bytes_in_flight=0 if path is None else path.bytes_in_flight,
             lost_packets=0 if path is None else path.lost_packets,
+            parity_bytes=0 if path is None else path.parity_bytes,
+            repaired_bytes=0 if path is None else path.repaired_bytes,
             delivery_rate=None if path is None else path.delivery_rate,
             credit_used=core.credit_used,
         )

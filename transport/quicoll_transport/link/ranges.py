@@ -23,6 +23,11 @@ class Ranges:
         i = bisect_right(self._starts, value)
         return i > 0 and value < self._stops[i - 1]
 
+    def covers(self, start: int, stop: int) -> bool:
+        """Return whether all of [start, stop), which is not empty, is in here."""
+        i = bisect_right(self._starts, start)
+        return i > 0 and stop <= self._stops[i - 1]
+
     def __len__(self) -> int:
         """Number of ranges (not of integers)."""
         return len(self._starts)

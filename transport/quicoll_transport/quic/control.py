@@ -3,7 +3,8 @@
 A frame waits as a key: its kind and what it is about. So it is never queued twice, what was raised again in the
 meantime goes out as its latest value, and a frame that was lost waits again under the same key, with what is true then
 (RFC 9000 section 13.3). The number of keys is bounded by what they are about: streams that are open, ids that are
-active, retirements that are owed. PATH_CHALLENGE and PATH_RESPONSE belong to their path (see paths).
+active, retirements that are owed, sets of parity that are remembered. PATH_CHALLENGE and PATH_RESPONSE belong to their
+path (see paths).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ __all__ = ["ControlFrames", "ControlKey", "Saying"]
 
 
 class Saying(IntEnum):
-    """Kinds of frames. The second part of a key: a stream's id, an id's number, 1 for unidirectional streams, or 0."""
+    """Kinds of frames. The second part of a key: a stream's id, a number, 1 for unidirectional streams, or 0."""
 
     PING = 0
     HANDSHAKE_DONE = 1
@@ -30,6 +31,7 @@ class Saying(IntEnum):
     STOP_SENDING = 9
     NEW_CONNECTION_ID = 10
     RETIRE_CONNECTION_ID = 11
+    REPAIRED = 12
 
 
 ControlKey: TypeAlias = tuple[Saying, int]

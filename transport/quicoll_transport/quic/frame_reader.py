@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 
 from quicoll_transport.quic.frames import (
     FRAME_ENCODING_ERROR,
+    PARITY_FRAMES,
     PROTOCOL_VIOLATION,
     AckFrame,
     CloseFrame,
@@ -29,9 +30,12 @@ from quicoll_transport.quic.frames import (
     MaxStreamsFrame,
     NewConnectionIdFrame,
     NewTokenFrame,
+    ParityFrame,
     PathChallengeFrame,
     PathResponseFrame,
     PingFrame,
+    ProtectedFrame,
+    RepairedFrame,
     ResetStreamFrame,
     RetireConnectionIdFrame,
     StopSendingFrame,
@@ -222,6 +226,38 @@ def _read_path_response(view: memoryview, at: int, kind: int) -> tuple[Frame, in
     return PathResponseFrame(bytes(data)), at
 
 
+def _read_parity(view: memoryview, at: int, kind: int) -> tuple[Frame, int]:
+    """Read a frame of ours; `at` is behind the first byte of its type."""
+    which = view[at]
+    set_id, behind = pull(view, at + 1)
+    if which == 0x50:
+        return _read_protected(view, behind, set_id)
+    if which == 0x51:
+        group, behind = pull(view, behind)
+        row, behind = pull(view, behind)
+        return ParityFrame(set_id, group, row, view[behind:]), len(view)
+    if which == 0x52:
+        return RepairedFrame(set_id), behind
+    raise _unknown(view, at - 1)
+
+
+def _read_protected(view: memoryview, at: int, set_id: int) -> tuple[Frame, int]:
+    room, at = pull(view, at)
+    groups, at = pull(view, at)
+    count, at = pull(view, at)
+    if 3 * count > len(view) - at:  # each takes three bytes at least
+        raise IndexError
+    spans = []
+    for _ in range(count):
+        stream_id, at = pull(view, at)
+        start, at = pull(view, at)
+        size, at = pull(view, at)
+        if start + (size >> 1) > MAX_VARINT:
+            raise FrameError(FRAME_ENCODING_ERROR, "a stream reaches beyond 2^62 - 1 bytes")
+        spans.append((stream_id, start, start + (size >> 1), bool(size & 1)))
+    return ProtectedFrame(set_id, room, groups, spans), at
+
+
 def _read_close(view: memoryview, at: int, kind: int) -> tuple[Frame, int]:
     code, at = pull(view, at)
     frame_type = None
@@ -269,4 +305,5 @@ _READERS: dict[int, Callable[[memoryview, int, int], tuple[Frame, int]]] = {
     0x1C: _read_close,
     0x1D: _read_close,
     0x1E: _read_handshake_done,
+    PARITY_FRAMES: _read_parity,
 }

@@ -2,6 +2,21 @@
 
 `frame_reader` is the inverse of `encode`.
 
+Three of them are not of RFC 9000 but ours, about parity (`protection`, `repairs`): they may be sent to whom has said in
+its transport parameters that it takes them (section 19.21). Their types begin with the byte PARITY_FRAMES:
+
+    protected (type 0x2a50) {        parity (0x2a51) {           repaired (0x2a52) {
+      set (i),                         set (i),                    set (i),
+      room (i),                        group (i),                }
+      groups (i),                      row (i),
+      count of spans (i),              bytes (..): what is left of the packet
+      spans {                        }
+        stream id (i),
+        start (i),
+        2 * length + fin (i),
+      },
+    }
+
 A packet is to be acknowledged when it has another frame than ACK, PADDING and CONNECTION_CLOSE (section 13.2): see
 `asks_for_acknowledgement`.
 """
@@ -17,6 +32,7 @@ __all__ = [
     "FINAL_SIZE_ERROR",
     "FLOW_CONTROL_ERROR",
     "FRAME_ENCODING_ERROR",
+    "PARITY_FRAMES",
     "PROTOCOL_VIOLATION",
     "STREAM_LIMIT_ERROR",
     "STREAM_STATE_ERROR",
@@ -32,9 +48,12 @@ __all__ = [
     "MaxStreamsFrame",
     "NewConnectionIdFrame",
     "NewTokenFrame",
+    "ParityFrame",
     "PathChallengeFrame",
     "PathResponseFrame",
     "PingFrame",
+    "ProtectedFrame",
+    "RepairedFrame",
     "ResetStreamFrame",
     "RetireConnectionIdFrame",
     "StopSendingFrame",
@@ -52,6 +71,9 @@ STREAM_STATE_ERROR = 0x05
 FINAL_SIZE_ERROR = 0x06
 FRAME_ENCODING_ERROR = 0x07
 PROTOCOL_VIOLATION = 0x0A
+
+
+PARITY_FRAMES = 0x6A
 
 
 class FrameError(Exception):
@@ -245,6 +267,42 @@ class PathResponseFrame(NamedTuple):
         return b"\x1b" + self.data
 
 
+class ProtectedFrame(NamedTuple):
+    """Which bytes a set of parity is about (`segments`). spans: stream id, start, stop, fin."""
+
+    set_id: int
+    room: int
+    groups: int
+    spans: Sequence[tuple[int, int, int, bool]]
+
+    def encode(self) -> bytes:
+        parts = [b"\x6a\x50", varint(self.set_id), varint(self.room), varint(self.groups), varint(len(self.spans))]
+        for stream_id, start, stop, fin in self.spans:
+            parts += varint(stream_id), varint(start), varint(2 * (stop - start) + fin)
+        return b"".join(parts)
+
+
+class ParityFrame(NamedTuple):
+    """A row of parity of a group of a set: all that is left of its packet."""
+
+    set_id: int
+    group: int
+    row: int
+    data: bytes | memoryview
+
+    def encode(self) -> bytes:
+        return b"\x6a\x51" + varint(self.set_id) + varint(self.group) + varint(self.row) + bytes(self.data)
+
+
+class RepairedFrame(NamedTuple):
+    """All bytes that a set is about are here, and some of them by its parity."""
+
+    set_id: int
+
+    def encode(self) -> bytes:
+        return b"\x6a\x52" + varint(self.set_id)
+
+
 class CloseFrame(NamedTuple):
     """The connection is over (section 19.19).
 
@@ -289,6 +347,9 @@ Frame: TypeAlias = (
     | PathResponseFrame
     | CloseFrame
     | HandshakeDoneFrame
+    | ProtectedFrame
+    | ParityFrame
+    | RepairedFrame
 )
 
 

@@ -53,7 +53,7 @@ from aioquic.quic.packet import (
 
 from quicoll_transport.carrier import Closed
 from quicoll_transport.errors import ProtocolError
-from quicoll_transport.quic.parameters import TransportParameters, pull_parameters, read_parameters, replace_parameters
+from quicoll_transport.quic.parameters import TransportParameters, pull_parameters, replace_parameters
 from quicoll_transport.quic.terms import ALPN, CID_LENGTH, SessionConfig, error_name
 
 if TYPE_CHECKING:
@@ -289,7 +289,7 @@ class Handshake:
         if len(quic.secrets) != 2:
             raise AssertionError("aioquic has finished a handshake and shown no application secrets")
         send, receive = quic.secrets[tls.Direction.ENCRYPT], quic.secrets[tls.Direction.DECRYPT]
-        remote = pull_parameters(context.received_extensions or [])
+        remote, theirs = pull_parameters(context.received_extensions or [])
         if send[0] is not receive[0] or remote.initial_source_connection_id is None:
             raise AssertionError("aioquic has agreed on two cipher suites, or on no connection id")
         address = quic.get_peer_address()
@@ -303,7 +303,7 @@ class Handshake:
             cid=self.cid,
             peer_cid=remote.initial_source_connection_id,
             local=quic.parameters,
-            remote=read_parameters(remote),
+            remote=theirs,
             address=address,
             rtt_ns=self._rtt.sample_ns,
             certificate=context._peer_certificate,

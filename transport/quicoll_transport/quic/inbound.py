@@ -140,6 +140,18 @@ class InboundStreams:
         """Take a STREAM_DATA_BLOCKED frame: it only may not be about what cannot be. Raises FrameError."""
         self._find(stream_id)
 
+    # -- what is known of a stream ---------------------------------------------------------------------------------
+
+    def has_gap(self, stream_id: int, start: int, stop: int) -> bool:
+        """Return whether bytes of a stream have not arrived, and are wanted. Raises FrameError if it may not be."""
+        stream = self._streams.get(stream_id)
+        return not self._is_over(stream_id) if stream is None else stream.has_gap(start, stop)
+
+    def has_end(self, stream_id: int) -> bool:
+        """Return whether the final size of a stream is known. Raises FrameError if it may not be."""
+        stream = self._streams.get(stream_id)
+        return self._is_over(stream_id) if stream is None else stream.final is not None
+
     # -- what the reader asks for --------------------------------------------------------------------------------
 
     def again(self, stream: ReceiveStream) -> None:

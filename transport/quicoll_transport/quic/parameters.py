@@ -1,7 +1,8 @@
 """Transport parameters: what either side tells the other in the handshake (RFC 9000 section 18).
 
 aioquic writes and reads them. Ours are the plane's, though, not aioquic's, which has no use for them: they replace what
-it has written, all but its connection ids and version.
+it has written, all but its connection ids and version. One of ours no RFC has, and aioquic does not know: whether
+this side takes parity and sends it (`frames`); it stands behind the others.
 
 Private name used: aioquic._buffer.
 """
@@ -20,13 +21,23 @@ from aioquic.quic.packet import (
 )
 
 from quicoll_transport.quic.acknowledgements import MAX_ACK_DELAY_MS
+from quicoll_transport.quic.varint import pull, varint
 
 if TYPE_CHECKING:
     from quicoll_transport.quic.terms import SessionConfig
 
-__all__ = ["TransportParameters", "local_parameters", "pull_parameters", "read_parameters", "replace_parameters"]
+__all__ = [
+    "SENDS_PARITY",
+    "TAKES_PARITY",
+    "TransportParameters",
+    "local_parameters",
+    "pull_parameters",
+    "replace_parameters",
+]
 
 _PARAMETERS_BYTES = 1024
+_PARITY = 0x2A50B6E3  # the parameter's id, of those for private use (RFC 9000 section 22.1); its value is one byte
+TAKES_PARITY, SENDS_PARITY = 1, 2
 _STREAMS = 128  # that a peer may open at once, before the plane allows more
 
 
@@ -38,6 +49,7 @@ class TransportParameters:
         max_idle_timeout: Milliseconds; 0: none.
         stateless_reset_token: Of a server's first connection id; None for a client.
         max_ack_delay: Milliseconds.
+        parity: TAKES_PARITY, SENDS_PARITY, both or neither; it is our own.
     """
 
     max_idle_timeout: int = 0
@@ -53,11 +65,14 @@ class TransportParameters:
     max_ack_delay: int = 25
     disable_active_migration: bool = False
     active_connection_id_limit: int = 2
+    parity: int = 0
 
 
 def local_parameters(config: SessionConfig) -> TransportParameters:
     """Return what we tell a peer, but for the reset token of a server."""
-    window = config.window_bytes
+    window, parity = config.window_bytes, 0
+    if config.parity != "off":
+        parity = TAKES_PARITY | (SENDS_PARITY if config.congestion == "bbr" else 0)
     return TransportParameters(
         max_idle_timeout=config.idle_ns // 1_000_000,
         initial_max_data=window,
@@ -68,28 +83,43 @@ def local_parameters(config: SessionConfig) -> TransportParameters:
         initial_max_streams_uni=_STREAMS,
         max_ack_delay=MAX_ACK_DELAY_MS,
         active_connection_id_limit=8,
+        parity=parity,
     )
 
 
-def pull_parameters(extensions: list[tuple[int, bytes]]) -> QuicTransportParameters:
-    """Return the peer's parameters among the extensions of its TLS messages, as aioquic has them."""
+def pull_parameters(extensions: list[tuple[int, bytes]]) -> tuple[QuicTransportParameters, TransportParameters]:
+    """Return the peer's parameters among the extensions of its TLS messages: as aioquic has them, and as we do.
+
+    Those that are missing have the values of the RFC.
+    """
     for kind, data in extensions:
         if kind == tls.ExtensionType.QUIC_TRANSPORT_PARAMETERS:
-            return pull_quic_transport_parameters(Buffer(data=data))
+            quic = pull_quic_transport_parameters(Buffer(data=data))
+            names = [name for name in _OF_QUIC if getattr(quic, name) is not None]
+            return quic, TransportParameters(**{name: getattr(quic, name) for name in names}, parity=_parity(data))
     raise AssertionError("aioquic has finished a handshake without transport parameters")
 
 
-def read_parameters(quic: QuicTransportParameters) -> TransportParameters:
-    """Return what aioquic's parameters say; those that are missing have the values of the RFC."""
-    names = [name for name in TransportParameters.__dataclass_fields__ if getattr(quic, name) is not None]
-    return TransportParameters(**{name: getattr(quic, name) for name in names})
+def _parity(data: bytes) -> int:
+    """Look for the parameter in what aioquic has read before: every length is right."""
+    at = 0
+    while at < len(data):
+        kind, at = pull(data, at)
+        size, at = pull(data, at)
+        if kind == _PARITY:
+            return data[at] if size == 1 else 0
+        at += size
+    return 0
 
 
 def replace_parameters(written: bytes, parameters: TransportParameters) -> bytes:
     """Return aioquic's parameters with ours in their place; its connection ids and version stay."""
     quic = pull_quic_transport_parameters(Buffer(data=written))
-    for name in TransportParameters.__dataclass_fields__:
+    for name in _OF_QUIC:
         setattr(quic, name, getattr(parameters, name))
     buffer = Buffer(capacity=_PARAMETERS_BYTES)
     push_quic_transport_parameters(buffer, quic)
-    return buffer.data
+    return buffer.data + (varint(_PARITY) + bytes((1, parameters.parity)) if parameters.parity else b"")
+
+
+_OF_QUIC = [name for name in TransportParameters.__dataclass_fields__ if name != "parity"]

@@ -7,7 +7,8 @@ Each part has its own module, states and rules; this one makes them, and says in
     inbound      streams of the peer                     outbound            streams to the peer, and their order
     control      other frames that wait                  connection_ids      ours, and the peer's
     paths        where the peer is                       mtu                 how large datagrams may be
-    closing      how it ends                             keys, packets       protection
+    protection   parity behind the tail of what is sent  repairs             what is made of the peer's
+    closing      how it ends                             keys, packets       protection of packets
 
 The plane is driven like a carrier: `receive` or `handle_timer`, then `datagrams`, then `next_timer`. Streams are read
 by a StreamReader, in the calls that bring their bytes. What is the peer's fault by the rules of QUIC closes the
@@ -30,9 +31,12 @@ from quicoll_transport.quic.inbound import InboundStreams, StreamReader
 from quicoll_transport.quic.keys import KeyPhases, PacketError
 from quicoll_transport.quic.outbound import OutboundStreams
 from quicoll_transport.quic.pacer import Pacer
+from quicoll_transport.quic.parameters import SENDS_PARITY, TAKES_PARITY
 from quicoll_transport.quic.paths import Paths
+from quicoll_transport.quic.protection import TailProtection
 from quicoll_transport.quic.receiving import Receiver
 from quicoll_transport.quic.recovery import LossRecovery
+from quicoll_transport.quic.repairs import Repairs
 from quicoll_transport.quic.sending import Sender
 from quicoll_transport.quic.tracing import PlaneTrace
 
@@ -118,6 +122,12 @@ class Plane:
         self.paths = Paths(handover.address, is_client=is_client, draw=draw)
         self.ending = ConnectionEnd(idle_ns=_idle_ns(local, remote), now_ns=now_ns)
         trace = None if handover.trace is None else PlaneTrace(handover.trace)
+        self.protection: TailProtection | None = None
+        if local.parity & SENDS_PARITY and remote.parity & TAKES_PARITY:
+            self.protection = TailProtection(self.outbound)
+        self.repairs: Repairs | None = None
+        if local.parity & TAKES_PARITY and remote.parity & SENDS_PARITY:
+            self.repairs = Repairs(self.inbound, self.control)
         acknowledgements = Acknowledgements(exponent=local.ack_delay_exponent)
         self.sender = Sender(
             keys=self.keys,
@@ -132,6 +142,7 @@ class Plane:
             mtu=first,
             ending=self.ending,
             ack_delay_exponent=remote.ack_delay_exponent,
+            protection=self.protection,
             trace=trace,
         )
         self._receiver = Receiver(
@@ -146,6 +157,8 @@ class Plane:
             sender=self.sender,
             ending=self.ending,
             follow_paths=self._follow_paths,
+            protection=self.protection,
+            repairs=self.repairs,
             trace=trace,
         )
         if not is_client:
@@ -252,6 +265,10 @@ class Plane:
         """Let go of all memory of others; the last call."""
         self.inbound.release()
         self.outbound.release()
+        if self.protection is not None:
+            self.protection.release()
+        if self.repairs is not None:
+            self.repairs.release()
 
 
 def _limits(parameters: TransportParameters) -> StreamLimits:

@@ -27,8 +27,9 @@ import numpy as np
 
 from quicoll_transport.quic import frames as quic
 from quicoll_transport.quic.frame_reader import read_frames
-from quicoll_transport.quic.frames import PROTOCOL_VIOLATION, FrameError, asks_for_acknowledgement
+from quicoll_transport.quic.frames import FRAME_ENCODING_ERROR, PROTOCOL_VIOLATION, FrameError, asks_for_acknowledgement
 from quicoll_transport.quic.packets import Slabs, open_packet, open_run
+from quicoll_transport.quic.repairs import LEAST_KEPT_NS, Repairs
 from quicoll_transport.quic.varint import pull
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from quicoll_transport.quic.keys import KeyPhases
     from quicoll_transport.quic.outbound import OutboundStreams
     from quicoll_transport.quic.paths import Path, Paths
+    from quicoll_transport.quic.protection import TailProtection
     from quicoll_transport.quic.sending import Sender
     from quicoll_transport.quic.streams import Rows
     from quicoll_transport.quic.tracing import PlaneTrace
@@ -72,9 +74,15 @@ class Receiver:
         sender: Sender,
         ending: ConnectionEnd,
         follow_paths: Callable[[], None],
+        protection: TailProtection | None,
+        repairs: Repairs | None,
         trace: PlaneTrace | None,
     ) -> None:
-        """follow_paths: called with each packet that has changed what `paths` says. trace: None: nobody traces."""
+        """Begin with what the plane is made of.
+
+        follow_paths: called with each packet that has changed what `paths` says. protection, repairs: None: no parity
+        was agreed on. trace: None: nobody traces.
+        """
         self._trace = trace
         self.confirmed = not is_client
         self.heard_ns: int | None = None
@@ -89,6 +97,7 @@ class Receiver:
         self._sender = sender
         self._ending = ending
         self._follow_paths = follow_paths
+        self._repairs = repairs
         self._slabs = Slabs()
         self._now_ns = 0
         self._path: Path = paths.current  # of the packet whose frames are being looked at, and the id that it was for
@@ -109,6 +118,9 @@ class Receiver:
             quic.HandshakeDoneFrame: self._on_handshake_done,
             quic.NewTokenFrame: self._on_new_token,
             quic.CloseFrame: ending.on_close,
+            quic.ProtectedFrame: _refuse if repairs is None else repairs.on_protected,
+            quic.ParityFrame: _refuse if repairs is None else repairs.on_parity,
+            quic.RepairedFrame: _refuse if protection is None else lambda frame: protection.on_repaired(frame.set_id),
         }
 
     def receive(self, run: DatagramRun, now_ns: int) -> None:
@@ -255,7 +267,17 @@ class Receiver:
         if fin:
             count = int(fins.argmax()) + 1
         self._inbound.on_rows(stream_id, offset, text[:count, end:], fin=fin)
+        if self._repairs is not None:
+            self._keep(self._repairs, stream_id, offset, text[:count, end:], count * step)
         return count
+
+    def _keep(self, repairs: Repairs, stream_id: int, offset: int, data: memoryview | Rows, size: int) -> None:
+        """Keep bytes of a stream that have been taken, for as long as parity may be about them."""
+        rtt = self._sender.recovery.rtt
+        if rtt.min_ns is not None and rtt.min_ns >= LEAST_KEPT_NS and stream_id & 2:
+            repairs.note(stream_id, offset, data, size)
+            if repairs.has_open:
+                repairs.late(stream_id)
 
     def _note_numbers(self, numbers: NDArray[np.int64], size: int, *, eliciting: bool) -> None:
         starts = [0, *(np.flatnonzero(np.diff(numbers) != 1) + 1).tolist(), len(numbers)]
@@ -290,6 +312,8 @@ class Receiver:
     def _on_stream(self, frame: quic.StreamFrame) -> None:
         data = memoryview(frame.data)
         self._inbound.on_stream(frame.stream_id, frame.offset, data, len(data), fin=frame.fin)
+        if self._repairs is not None:
+            self._keep(self._repairs, frame.stream_id, frame.offset, data, len(data))
 
     def _on_ack(self, frame: quic.AckFrame) -> None:
         self._sender.on_ack(frame, self._now_ns)
@@ -310,3 +334,7 @@ class Receiver:
 
 
 _PROBING = (quic.PathChallengeFrame, quic.PathResponseFrame, quic.NewConnectionIdFrame)  # RFC 9000 section 9.1
+
+
+def _refuse(frame: quic.Frame) -> None:
+    raise FrameError(FRAME_ENCODING_ERROR, f"{type(frame).__name__} where no parity was agreed on")

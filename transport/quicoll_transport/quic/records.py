@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from quicoll_transport.quic.recovery import PacketRun
     from quicoll_transport.quic.streams import SendStream
 
-__all__ = ["Carried", "SentControl", "SentNumbers", "SentStripe"]
+__all__ = ["Carried", "SentControl", "SentNumbers", "SentParity", "SentStripe"]
 
 
 class SentStripe(NamedTuple):
@@ -48,4 +48,11 @@ class SentControl(NamedTuple):
     keys: list[ControlKey]
 
 
-Carried: TypeAlias = SentStripe | SentNumbers | SentControl
+class SentParity(NamedTuple):
+    """A packet of a set of parity, and which one of it."""
+
+    set_id: int
+    place: int
+
+
+Carried: TypeAlias = SentStripe | SentNumbers | SentControl | SentParity

@@ -6,6 +6,7 @@ In this order, again and again until nothing may go:
     a probe of the MTU  when there is something to send; the window is kept free for it, once it is twice as large
     packets             ACK, control frames, urgent streams, small streams, lost pieces of bulk; several in one packet
     a run               of the oldest bulk stream: packets of one size that carry nothing but its bytes
+    parity              of what was sent lately, once nothing else is to be sent (`protection`)
 
 After `_SMALL` packets of small streams a run goes, so that small ones without end do not starve bulk.
 
@@ -13,7 +14,7 @@ Who may send, and when:
 
     ACK alone                        always; it is not congestion-controlled (RFC 9002 section 7)
     control, urgent                  while the window has room for it; not paced, for they are few bytes
-    small, bulk                      while the window has room beyond a reserve that is kept for the two above, and the
+    small, bulk, parity              while the window has room beyond a reserve that is kept for the two above, and the
                                      pacer lets
     what a probe timeout asks for    always (section 6.2.4)
 
@@ -41,7 +42,8 @@ from quicoll_transport.quic.frames import (
 )
 from quicoll_transport.quic.mtu import LEAST_DATAGRAM_BYTES, PathMtu
 from quicoll_transport.quic.packets import NUMBER, TAG, Slab, seal, seal_run
-from quicoll_transport.quic.records import Carried, SentControl, SentNumbers, SentStripe
+from quicoll_transport.quic.protection import LEAST_RTT_NS
+from quicoll_transport.quic.records import Carried, SentControl, SentNumbers, SentParity, SentStripe
 from quicoll_transport.quic.recovery import LossRecovery, PacketRun
 from quicoll_transport.quic.varint import varint, varint_size
 
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
     from quicoll_transport.quic.outbound import OutboundStreams
     from quicoll_transport.quic.pacer import Pacer
     from quicoll_transport.quic.paths import Path, Paths
+    from quicoll_transport.quic.protection import TailProtection
     from quicoll_transport.quic.streams import SendStream
     from quicoll_transport.quic.tracing import PlaneTrace
 
@@ -92,9 +95,10 @@ class Sender:
         mtu: PathMtu,
         ending: ConnectionEnd,
         ack_delay_exponent: int,
+        protection: TailProtection | None,
         trace: PlaneTrace | None,
     ) -> None:
-        """ack_delay_exponent: the peer's. trace: None: nobody traces."""
+        """ack_delay_exponent: the peer's. protection: None: no parity. trace: None: nobody traces."""
         self._trace = trace
         self.number = 0
         self.last: tuple[bytes, Address] | None = None
@@ -109,6 +113,7 @@ class Sender:
         self._pacer = pacer
         self.mtu = mtu
         self._ending = ending
+        self._protection = protection
         self._delay_shift = ack_delay_exponent
         self._slab = Slab(bytearray(0))
         self._used = 0  # bytes of the slab
@@ -156,6 +161,8 @@ class Sender:
                     self._outbound.on_acked(item.stream, start, stop, fin=fin)
                 elif isinstance(item, SentNumbers):
                     self._acknowledgements.acknowledged(item.told)
+                elif isinstance(item, SentParity):
+                    self._parity_settled(item)
                 else:
                     for kind, about in item.keys:
                         if kind is Saying.RETIRE_CONNECTION_ID:
@@ -169,7 +176,9 @@ class Sender:
                 self.mtu.on_probe_lost(run.size, now_ns)
             elif self.mtu.on_lost(run.largest(first, end), run.sent_ns, now_ns):
                 self._use_size()
-        self._again(pieces)
+        if self._protection is not None:
+            self._protection.loss.on_burst(_bursts(pieces))
+        self._again(pieces, may_be_repaired=True)
 
     def _use_size(self) -> None:
         """Datagrams are of another size from now on."""
@@ -187,13 +196,20 @@ class Sender:
         self.recovery.on_new_path(controller, rtt_ns=rtt_ns)
         self._pacer.on_datagram_size(mtu.size)
 
-    def _again(self, pieces: Iterable[tuple[PacketRun[Carried], int, int]]) -> None:
-        """Let what packets carried be sent again."""
+    def _again(
+        self, pieces: Iterable[tuple[PacketRun[Carried], int, int]], *, may_be_repaired: bool = False
+    ) -> None:  # fmt: skip
+        """Let what packets carried be sent again; that is held of which the peer may make the rest from parity."""
+        protection = self._protection if may_be_repaired else None
         for run, first, end in pieces:
             for item in run.items:
                 if isinstance(item, SentStripe):
                     start, stop, fin = item.part(run, first, end)
-                    self._outbound.on_lost(item.stream, start, stop, fin=fin)
+                    if protection is None or not protection.hold(item.stream, start, stop, fin=fin):
+                        self._outbound.on_lost(item.stream, start, stop, fin=fin)
+                elif isinstance(item, SentParity):
+                    if may_be_repaired:
+                        self._parity_settled(item)
                 elif isinstance(item, SentControl):
                     for kind, about in item.keys:
                         if kind is not Saying.PING:
@@ -206,7 +222,9 @@ class Sender:
         self._used, self._more_ns, self._pacer.due_ns = 0, None, None
         if not self._ending.is_open:
             return self._last_words()
-        keys, outbound = self._keys, self._outbound
+        keys, outbound, protection = self._keys, self._outbound, self._protection
+        if protection is not None and protection.is_going:
+            protection.let_go()
         if self._own_ids.news or self._peer_ids.news:
             self._tell_ids()
         if keys.is_due:
@@ -226,7 +244,8 @@ class Sender:
             if packet is None:
                 break
             out.append(packet)
-        if outbound.oldest_bulk() is None and self.recovery.room:
+        waits = protection is not None and self._protect(protection, out, now_ns)
+        if outbound.oldest_bulk() is None and self.recovery.room and not waits:
             self.recovery.on_app_limited()
         return out
 
@@ -305,7 +324,7 @@ class Sender:
                 keys, room = self._control.fill(parts, room)
                 if keys:
                     items.append(SentControl(keys))
-            self._fill_streams(parts, items, room, everything=data)
+            self._fill_streams(parts, items, room, now_ns, everything=data)
         eliciting = len(parts) > before
         ask = probes or (with_ack and acknowledgements.wants_answer(accompanied=eliciting))
         if not eliciting and ask:
@@ -346,19 +365,21 @@ class Sender:
         return 0 < stop - start < outbound.bulk_bytes
 
     def _fill_streams(
-        self, parts: list[bytes | memoryview], items: list[Carried], room: int, *, everything: bool
+        self, parts: list[bytes | memoryview], items: list[Carried], room: int, now_ns: int, *, everything: bool
     ) -> None:
         """Add STREAM frames; only urgent ones, or small ones and scraps of bulk too."""
         for stream in self._outbound.small():
             if room < _HEADROOM or not (everything or stream.urgent):
                 return
-            room = self._fill_stream(stream, parts, items, room)
+            room = self._fill_stream(stream, parts, items, room, now_ns)
             self._small += not stream.urgent
         bulk = self._outbound.oldest_bulk()
         if everything and bulk is not None and room >= _HEADROOM and self._has_scraps():
-            self._fill_stream(bulk, parts, items, room)
+            self._fill_stream(bulk, parts, items, room, now_ns)
 
-    def _fill_stream(self, stream: SendStream, parts: list[bytes | memoryview], items: list[Carried], room: int) -> int:
+    def _fill_stream(
+        self, stream: SendStream, parts: list[bytes | memoryview], items: list[Carried], room: int, now_ns: int
+    ) -> int:
         """Add pieces of one stream while there is room; return what is left of it."""
         outbound = self._outbound
         while room >= _HEADROOM and stream.has_more():
@@ -376,6 +397,8 @@ class Sender:
             if stop > start:
                 parts.append(stream.read(start, stop))
             items.append(SentStripe(stream, start, 0, stop, fin))
+            if self._protection is not None and not stream.urgent:
+                self._note_tail(self._protection, stream, start, stop, now_ns)
             room = 0 if fills else room - len(head) - (stop - start)
             outbound.sent(stream, start, stop, fin=fin)
         return room
@@ -438,6 +461,8 @@ class Sender:
         self._ending.asked(now_ns)
         path.sent += made
         outbound.sent(stream, start, stop, fin=fin)
+        if self._protection is not None:
+            self._note_tail(self._protection, stream, start, stop, now_ns)
         begin = base * size
         self._used = (base + packets) * size
         return DatagramRun(self._slab.memory[begin : begin + made], size, path.address)
@@ -448,6 +473,40 @@ class Sender:
         if len(self._slab.memory) < wanted:
             self._slab, self._used = Slab(bytearray(wanted)), 0  # runs of this turn keep the old one alive
         return self._slab
+
+    # -- parity --------------------------------------------------------------------------------------------------
+
+    def _note_tail(self, protection: TailProtection, stream: SendStream, start: int, stop: int, now_ns: int) -> None:
+        """Remember bytes that leave now, if anything may come to be protected on this path."""
+        rtt = self.recovery.rtt
+        if rtt.min_ns is not None and rtt.min_ns >= LEAST_RTT_NS:
+            protection.on_sent(stream, start, stop, rtt.smoothed_ns, now_ns)
+
+    def _protect(self, protection: TailProtection, out: list[DatagramRun], now_ns: int) -> bool:
+        """Send parity of what was sent lately, if nothing else is to be sent; return whether more of it waits."""
+        recovery, path, size = self.recovery, self._paths.current, self.mtu.size
+        most = size - self._head - TAG
+        if protection.has_tail and not self._outbound.has_any():
+            protection.loss.look(self.number, recovery.lost_packets - recovery.spurious_packets)
+            protection.close(most - 9, most, now_ns)
+        waiting = protection.waiting(recovery.rtt.smoothed_ns, now_ns) if protection.is_going else 0
+        if not waiting:
+            return False
+        room = min((recovery.room - self._reserve(now_ns)) // size, path.room // size, self._keys.room, waiting)
+        if room <= 0:
+            return True
+        for _ in range(self._allowance(room * size, now_ns) // size):
+            packet = protection.next_packet(most)
+            if packet is None:
+                return False
+            frame, set_id, place = packet
+            out.append(self._seal(path, frame, (SentParity(set_id, place),), now_ns, eliciting=True))
+            waiting -= 1
+        return waiting > 0
+
+    def _parity_settled(self, item: SentParity) -> None:
+        if self._protection is not None:
+            self._protection.on_settled(item.set_id, item.place)
 
     # -- probes and the end ----------------------------------------------------------------------------------------
 
@@ -484,3 +543,12 @@ class Sender:
         path.sent += len(packet)
         self.last = (packet, path.address)
         return [DatagramRun(memoryview(packet), len(packet), path.address)]
+
+
+def _bursts(pieces: Iterable[tuple[PacketRun[Carried], int, int]]) -> int:
+    """Return how many times something was lost: packets with numbers one behind the other were lost at once."""
+    count, end = 0, -1
+    for _, first, stop in pieces:
+        count += first != end
+        end = stop
+    return count

@@ -224,6 +224,10 @@ class ReceiveStream:
         """Whether the target does not want its bytes any more; the reader has to say what is to become of them."""
         return self._target is not None and not self._target.alive
 
+    def has_gap(self, start: int, stop: int) -> bool:
+        """Return whether any of the bytes [start, stop) has not arrived."""
+        return stop > self.upto and not self._arrived.covers(max(start, self.upto), stop)
+
     @property
     def taken(self) -> int:
         """Bytes that make room for others."""

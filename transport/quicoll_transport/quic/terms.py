@@ -38,6 +38,7 @@ __all__ = [
     "CID_LENGTH",
     "CONTROLLERS",
     "DATAGRAM_BYTES",
+    "PARITY_MODES",
     "SessionConfig",
     "controller_of",
     "destination_cid",
@@ -48,6 +49,9 @@ __all__ = [
 
 CONTROLLERS = ("bbr", "cubic", "reno")
 """Names of congestion controls."""
+
+PARITY_MODES = ("auto", "off")
+"""Whether parity may follow what is sent."""
 
 ALPN = "quicoll/1"
 CID_LENGTH = 8
@@ -74,6 +78,8 @@ class SessionConfig:
     forged_packets: packets that fail their authentication, 1 to 2**52, until the connection is closed; with so many
         tries a forgery is no longer next to impossible.
     congestion: which congestion control, of CONTROLLERS.
+    parity: "auto": where both sides say so, parity may follow what is sent over a long path that loses packets, from a
+        side whose congestion control is bbr; and it is taken from the peer. "off": neither.
     header_ns: how long the header of a message may take to arrive from its first byte on. Many times what a path needs
         to repair a loss, since a connection that is resumed is the price of a mistake.
     Raises ConfigurationError.
@@ -83,6 +89,7 @@ class SessionConfig:
     idle_ns: int = 30_000_000_000
     window_bytes: int = 16 << 20
     congestion: str = "cubic"
+    parity: str = "auto"
     initial_rtt_ns: int = 50_000_000
     key_packets: int = _MOST_KEY_PACKETS
     forged_packets: int = _MOST_FORGED
@@ -99,6 +106,8 @@ class SessionConfig:
         if self.congestion not in CONTROLLERS:
             known = " or ".join(CONTROLLERS)
             raise ConfigurationError(f"congestion {self.congestion!r} is not known; take {known}")
+        if self.parity not in PARITY_MODES:
+            raise ConfigurationError(f"parity {self.parity!r} is not known; take {' or '.join(PARITY_MODES)}")
         if not 1 <= self.forged_packets <= _MOST_FORGED:
             raise ConfigurationError(f"forged_packets must be 1 to {_MOST_FORGED}, is {self.forged_packets}")
         if self.header_ns <= 0:
