@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from quicoll.numerics.seed import Seed
     from quicoll.observability.events import Event, JsonLines, Observer
     from quicoll.observability.stragglers import Straggler
+    from quicoll.observability.tracking import Tracker
     from quicoll.state.sharded import Sharded
     from quicoll.step.context import Step
     from quicoll.tiers.shared import SharedState
@@ -96,6 +97,7 @@ __all__ = [
     "Terminated",
     "TierSet",
     "Tiers",
+    "Tracker",
     "View",
     "__version__",
     "blocking",
@@ -128,6 +130,7 @@ _HOMES = {
     "Straggler": "quicoll.observability.stragglers",
     "TierSet": "quicoll.tiers.tier_set",
     "Tiers": "quicoll.tiers.tiers",
+    "Tracker": "quicoll.observability.tracking",
     "View": "quicoll.membership.view",
     "connect": "quicoll.joining.entry",
     "determinism_report": "quicoll.audit.environment",

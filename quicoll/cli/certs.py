@@ -26,6 +26,10 @@ CertsDirectory = Annotated[
     Path, typer.Argument(metavar="DIR", help="Where the job's certificates are.", show_default=False)
 ]
 
+MadeJsonOption = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object: what it is, and the paths of certificate and key.")
+]
+
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the application."""
@@ -38,9 +42,15 @@ def init(
     job: Annotated[str, typer.Option(help="Name of the job; nodes of other jobs are refused.", show_default=False)],
     algorithm: Annotated[KeyAlgorithm, typer.Option(help="Kind of all keys of this job.")] = "ed25519",
     days: Annotated[int, typer.Option(help="Days for which the authority is valid.")] = 3650,
+    as_json: MadeJsonOption = False,
 ) -> None:
     """Make the authority of a job: ca.pem, which every node needs, and ca.key, which stays here."""
     authority = create_authority(directory, job=job, algorithm=algorithm, days=days)
+    if as_json:
+        described = _describe(authority.certificate)
+        files = {"certificate": str(directory / AUTHORITY_FILE), "key": str(directory / AUTHORITY_KEY_FILE)}
+        typer.echo(json.dumps(described | files))
+        return
     typer.echo(f"authority of job {job}, valid until {_date(authority.certificate.not_valid_after_utc)}")
     typer.echo(f"  {directory / AUTHORITY_FILE}  give it to every node")
     typer.echo(f"  {directory / AUTHORITY_KEY_FILE}  keep it here: its owner can let any node in")
@@ -57,10 +67,15 @@ def issue_one(
     days: Annotated[int, typer.Option(help="Days for which it is valid, at most until the authority ends.")] = 365,
     dns: Annotated[list[str] | None, typer.Option(help="A DNS name to include; may be repeated.")] = None,
     ip: Annotated[list[str] | None, typer.Option(help="An IP address to include; may be repeated.")] = None,
+    as_json: MadeJsonOption = False,
 ) -> None:
     """Make the key and the certificate of one node."""
     credentials = issue(directory, role=role, node=node, days=days, dns=dns or (), ip=ip or ())
     certificate, key = node_files(directory, role=role, node=node)
+    if as_json:
+        files = {"certificate": str(certificate), "key": str(key)}
+        typer.echo(json.dumps(_describe(credentials.certificate) | files))
+        return
     typer.echo(f"{credentials.identity.uri}, valid until {_date(credentials.certificate.not_valid_after_utc)}")
     typer.echo(f"  {certificate}")
     typer.echo(f"  {key}  for this node alone, mode 0600")

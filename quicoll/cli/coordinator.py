@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,7 +24,7 @@ from quicoll.cli.membership_options import (
 )
 from quicoll.config import check_variables
 from quicoll.errors import LocalError
-from quicoll.observability.events import Event, JsonLines
+from quicoll.observability.events import Event, JsonLines, event_json
 from quicoll_transport.security.identity import COORDINATOR
 
 if TYPE_CHECKING:
@@ -107,6 +108,9 @@ def coordinator(
         Path | None,
         typer.Option(envvar="QUICOLL_DENY", help="File of SHA-256 fingerprints of certificates to refuse, one a line."),
     ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print every event as a JSON object, one a line, instead of sentences.")
+    ] = False,
 ) -> None:
     """Run the coordinator of a job in the foreground. Started again with the same journal, it goes on from there.
 
@@ -124,6 +128,9 @@ def coordinator(
     def observe(event: Event) -> None:
         if writer is not None:
             writer(event)
+        if as_json:
+            typer.echo(event_json(event, datetime.now(UTC)))
+            return
         if event.kind == "listening":
             seed = event.fields["seed"]
             role = "standing by" if seed is None else f"seed {seed}"
@@ -164,7 +171,7 @@ def coordinator(
         deny=deny,
     )
     try:
-        ended_by = asyncio.run(_serve(start))
+        ended_by = asyncio.run(_serve(start, as_json=as_json))
     finally:
         if writer is not None:
             writer.close()
@@ -172,7 +179,7 @@ def coordinator(
         raise KeyboardInterrupt  # everything is closed by now; SIGTERM, of a service manager, is no failure
 
 
-async def _serve(start: Callable[..., Coroutine[Any, Any, None]]) -> signal.Signals | None:
+async def _serve(start: Callable[..., Coroutine[Any, Any, None]], *, as_json: bool) -> signal.Signals | None:
     """Run the coordinator that `start` makes; return the signal that ended it."""
     services: list[CoordinatorService] = []
     serving = asyncio.create_task(start(ready=services.append))
@@ -189,7 +196,7 @@ async def _serve(start: Callable[..., Coroutine[Any, Any, None]]) -> signal.Sign
             except LocalError as error:  # of the files; the coordinator goes on with what it has
                 typer.echo(f"quicoll: nothing is changed by SIGHUP: {error}", err=True)
             else:
-                typer.echo("certificates and deny list are read anew")
+                typer.echo("certificates and deny list are read anew", err=as_json)
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -18,7 +18,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "run": (
         "quicoll run -n 4 train.py --epochs 3",
         "quicoll run -n 2 -m package.train",
-        "quicoll run -n 4 --spares 1 --flight flights train.py",
+        "quicoll run -n 4 --spares 1 --flight flights --json run.json train.py",
         "quicoll run -n 2 -- ./program --its-own options",
     ),
     "coordinator": (

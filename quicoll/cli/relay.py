@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 from functools import partial
@@ -38,6 +39,9 @@ def relay(
         Path | None,
         typer.Option(envvar="QUICOLL_DENY", help="File of SHA-256 fingerprints of certificates to refuse, one a line."),
     ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object, with the address, instead of a line.")
+    ] = False,
 ) -> None:
     """Pass datagrams on between ranks of a job that cannot reach each other, behind NAT.
 
@@ -46,6 +50,10 @@ def relay(
     an error.
     """
     from quicoll.membership.relay_service import serve_relay
+
+    def ready(address: str) -> None:
+        said = f"relay of job {job}, listening on {address}"
+        typer.echo(json.dumps({"kind": "listening", "job": job, "address": address}) if as_json else said)
 
     check_variables(os.environ)
     start = partial(
@@ -56,7 +64,7 @@ def relay(
         rate=rate,
         deny=deny,
         incarnation=1 + (int.from_bytes(os.urandom(8), "big") >> 1) % MAX_WHOLE,
-        ready=lambda address: typer.echo(f"relay of job {job}, listening on {address}"),
+        ready=ready,
     )
     if asyncio.run(_serve(start)) is signal.SIGINT:
         raise KeyboardInterrupt

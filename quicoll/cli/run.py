@@ -29,6 +29,7 @@ from quicoll.cli.membership_options import (
     WarmSparesOption,
     coordinator_options,
 )
+from quicoll.cli.report import open_report, write_report
 from quicoll.cli.trace import write_timeline
 from quicoll.errors import LocalError
 from quicoll.launch.supervisor import Supervisor
@@ -106,12 +107,22 @@ def run_script(
     max_world_size: MaxWorldSizeOption = None,
     warm_spares: WarmSparesOption = 0,
     vote_timeout: VoteTimeoutOption = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            "--json",
+            metavar="FILE",
+            help="Write how the run ended, and how often each process was started again; - writes it to stdout, and "
+            "what workers say to stderr.",
+        ),
+    ] = None,
 ) -> None:
     """Run a script as several workers: quicoll run -n 4 train.py, or -m package.train, or -- python train.py.
 
     Exit status 0 when all have ended with 0, 1 when one keeps dying; 143 and 130 after SIGTERM and Ctrl-C: the
     workers get SIGTERM, and --grace to end in. A second one ends them at once.
     """
+    open_report(report)
     if max_world_size is None and (spares or certs is None):
         max_world_size = workers  # throw-away certificates are there for so many
     # Made by the first worker that writes there.
@@ -140,7 +151,7 @@ def run_script(
             **({} if traced is None else {"QUICOLL_TRACE_DIR": str(traced)}),
             **({} if metrics is None else {"QUICOLL_METRICS": metrics}),
         },
-        output=_Painter(supervised=workers + spares),
+        output=_Painter(supervised=workers + spares, err=str(report) == "-"),
     )
     try:
         outcome = asyncio.run(supervisor.run())
@@ -149,6 +160,8 @@ def run_script(
     finally:
         if traced is not None:
             shutil.rmtree(traced, ignore_errors=True)
+    ended = {"exit_status": outcome.exit_status, "reason": outcome.reason, "restarts": dict(outcome.restarts)}
+    write_report(report, ended)
     if outcome.reason:
         typer.echo(f"quicoll: {outcome.reason}", err=True)
         if flight is not None and outcome.exit_status == 1:
@@ -207,11 +220,12 @@ class _Painter:
 
     _COLORS = ("cyan", "green", "yellow", "magenta", "blue", "red")
 
-    def __init__(self, *, supervised: int) -> None:
+    def __init__(self, *, supervised: int, err: bool) -> None:
+        self._err = err
         self._width = len(f"worker-{supervised - 1}") if supervised > 1 else len("worker-0")
         self._seen: dict[str, str] = {}
 
     def __call__(self, node: str, line: str) -> None:
         color = self._seen.setdefault(node, self._COLORS[len(self._seen) % len(self._COLORS)])
         # click strips the colour when the output is no terminal.
-        typer.echo(f"{typer.style(f'[{node}]'.ljust(self._width + 2), fg=color)} {line}")
+        typer.echo(f"{typer.style(f'[{node}]'.ljust(self._width + 2), fg=color)} {line}", err=self._err)

@@ -51,6 +51,7 @@ h1 { font-size: 1.2rem; font-weight: 600; }
 ul { list-style: none; padding: 0; } table { border-collapse: collapse; width: 100%; margin: 1rem 0; }
 th { text-align: left; font-weight: 500; opacity: .7; } th, td { padding: .15rem 1rem .15rem 0; vertical-align: top; }
 th:nth-child(1), th:nth-child(4), th:nth-child(5) { text-align: right; }
+th, td:not(:last-child) { white-space: nowrap; } td, li, h1 { overflow-wrap: anywhere; }
 td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 footer { opacity: .7; font-size: .85rem; }
 """

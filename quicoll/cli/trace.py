@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from quicoll.cli.report import working
 from quicoll.errors import LocalError
 from quicoll.observability.chrome_trace import write_chrome_trace
 from quicoll.observability.flight_timeline import draw_timeline
@@ -30,6 +32,9 @@ def trace_run(
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="The timeline, for ui.perfetto.dev.", show_default=False)
     ],
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object: files that were read, and why others were not.")
+    ] = False,
 ) -> None:
     """Write one timeline of all ranks: views, steps, operations and events, for Perfetto.
 
@@ -38,12 +43,19 @@ def trace_run(
 
     Exit status 0: all files were read. 2: one could not be, or not whole; or there is none.
     """
-    if write_timeline(directory, file):
+    with working(f"reads the traces in {directory}"):
+        read, unread = write_timeline(directory, file)
+    if as_json:
+        typer.echo(json.dumps({"file": str(file), "read": read, "unread": unread}))
+    if unread:
         raise typer.Exit(2)
 
 
-def write_timeline(directory: Path, file: Path) -> int:
-    """Write the timeline of a directory, and say what could not be read of it; return how many files that were."""
+def write_timeline(directory: Path, file: Path) -> tuple[int, dict[str, str]]:
+    """Write the timeline of a directory, and say what could not be read of it.
+
+    Returns how many files were read, and why others were not, or not whole, by name.
+    """
     files, unread = read_traces(directory)
     for name, why in unread.items():
         typer.echo(f"quicoll: {name}: {why}", err=True)
@@ -51,4 +63,4 @@ def write_timeline(directory: Path, file: Path) -> int:
         raise LocalError(f"no trace in {directory} can be read")
     events, about = draw_timeline(files)
     write_chrome_trace(file, events, about)
-    return len(unread)
+    return len(files), dict(unread)

@@ -21,7 +21,7 @@ from quicoll.observability.flight import FlightRecorder
 from quicoll.observability.logs import level_of_event
 from quicoll.observability.sentences import sentence
 
-__all__ = ["Event", "JsonLines", "Observer", "Observers", "make_directory"]
+__all__ = ["Event", "JsonLines", "Observer", "Observers", "event_json", "make_directory"]
 
 log = logging.getLogger("quicoll.events")
 
@@ -136,15 +136,25 @@ class JsonLines:
         """Write an event; after `close` it is dropped."""
         if self._fd < 0:
             return
-        time = self._now().isoformat(timespec="milliseconds")
-        line = {"t": event.t_ns / 1e9, "time": time, "node": event.node, "kind": event.kind, **event.fields}
-        os.write(self._fd, (json.dumps(line, default=str) + "\n").encode())
+        os.write(self._fd, (event_json(event, self._now()) + "\n").encode())
 
     def close(self) -> None:
         """Close the file; another time it does nothing."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def event_json(event: Event, time: datetime) -> str:
+    """Return an event as a line of a file of events has it.
+
+    Args:
+        event: What happened.
+        time: Date and time, aware.
+    """
+    when = time.isoformat(timespec="milliseconds")
+    line = {"t": event.t_ns / 1e9, "time": when, "node": event.node, "kind": event.kind, **event.fields}
+    return json.dumps(line, default=str)
 
 
 def make_directory(path: str | Path, what: str) -> None:

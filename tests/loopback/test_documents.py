@@ -90,6 +90,7 @@ def program(*command: object, cwd: Path, **environment: str) -> str:
 SCENARIOS = {
     "README.md: @quicoll.sim.scenario(seeds=200, ranks=4)": "import quicoll\nfrom my_package import train\n",
     "examples/partition_safety/README.md: def split(sim):": "import line_fit\nimport quicoll\n",
+    "docs/howto/pytest.md: @quicoll.sim.scenario(seeds=20, ranks=3)": "",
     "docs/simulation.md: def split(sim):": "import my_package\n",
     "docs/simulation.md: @quicoll.sim.scenario(seeds=100, ranks=3)": "",
     "docs/tutorials/split.md: def split(sim):": "",
@@ -725,6 +726,7 @@ RUNS: dict[str, Run] = {
     "docs/howto/notebooks.md: opened = contextlib.AsyncExitStack()": cells,
     'docs/howto/notebooks.md: job = await quicoll.connect(coordinator=address, job="alpha"': one_rank,
     "docs/howto/optimizer.md: decayed = [p for p in model.parameters() if p.dim() > 1]": recipe,
+    "docs/howto/pytest.md: @quicoll.sim.scenario(seeds=20, ranks=3)": scenarios,
     "docs/howto/scheduler.md: scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, m": recipe,
     "docs/internals/simulation.md: disk = SimDisk(random.Random(7), now_ns=lambda: 0)  # has th": alone,
     "docs/membership.md: while job.committed_step < steps:": overlapping,

@@ -34,6 +34,33 @@ def test_every_command_has_examples_and_there_are_none_of_others() -> None:
     assert sorted(EXAMPLES) == sorted(name for name, _ in commands())
 
 
+def test_every_command_has_its_findings_as_json() -> None:
+    """One word for it in all of them: a flag, or a file where the command has something else to say on stdout."""
+    without = [name for name, command in commands() if "--json" not in {o for p in command.params for o in p.opts}]
+    assert without == []
+
+
+# Words that were in use for these once, in one command or another.
+ONE_WORD = {"--ranks": {"--world"}, "--plot": {"--svg"}, "--processes": {"--jobs"}}
+
+
+def test_no_command_has_another_word_for_what_the_others_have_a_word_for() -> None:
+    named = {option for _, command in commands() for each in command.params for option in each.opts}
+    assert named >= ONE_WORD.keys()
+    assert sorted(named & set().union(*ONE_WORD.values())) == []
+
+
+def test_an_option_of_one_name_is_a_flag_in_all_commands_or_in_none() -> None:
+    kinds: dict[str, set[bool]] = {}
+    for _, command in commands():
+        for each in command.params:
+            for option in each.opts:
+                if option.startswith("--"):
+                    kinds.setdefault(option, set()).add(bool(getattr(each, "is_flag", False)))
+    # `--json` is a file where stdout is taken by something else.
+    assert sorted(option for option, found in kinds.items() if len(found) > 1) == ["--json"]
+
+
 @pytest.mark.parametrize("line", [line for lines in EXAMPLES.values() for line in lines])
 def test_an_example_is_a_line_that_the_parser_takes(line: str) -> None:
     (name,) = (name for name, lines in EXAMPLES.items() if line in lines)
