@@ -142,9 +142,9 @@ class Sharded:
                 taken only if it has the digest that its owner told.
             renew: What becomes of blocks that were lost with all ranks that held them, and that `read` has not: True:
                 zeros, on all ranks alike, and the job goes on. False: ShardLost, and no step begins.
-            by_site: Whether the ranks of a site (`site=` of `quicoll.join`) compute the same blocks: blocks are dealt to
-                the sites, all ranks of one hold and stage what is its, with the same bits, and nothing is copied between
-                them. So a block is lost with the last rank of its site; `backup` is of so many further sites then.
+            by_site: Whether the ranks of a site (`site=` of `quicoll.join`) compute the same blocks: blocks are dealt
+                to the sites, all ranks of one hold and stage what is its, with the same bits, and nothing is copied
+                between them. So a block is lost with the last rank of its site; `backup` is of further sites then.
             torch: Whether values come as torch tensors on the host, otherwise numpy arrays.
         Raises:
             LocalError: An argument cannot be used.
@@ -372,9 +372,7 @@ def layout_in(view: View, spec: PieceSpec) -> Layout:
     for member in staying:
         sites.setdefault(member.site, []).append(member.rank)
     ranks = list(sites.values())  # in the order in which they appear, so owners ascend
-    return Layout(
-        spec.blocks, tuple(each[0] for each in ranks), spec.backup, tuple(tuple(each[1:]) for each in ranks)
-    )
+    return Layout(spec.blocks, tuple(each[0] for each in ranks), spec.backup, tuple(tuple(each[1:]) for each in ranks))
 
 
 def _named(name: object) -> bool:
