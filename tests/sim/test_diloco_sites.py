@@ -111,7 +111,7 @@ def test_a_fragment_that_spans_many_blocks_of_the_wire_format_is_cut_into_lanes_
         torch.manual_seed(5)
         return torch.nn.Sequential(torch.nn.Linear(6, 1500), torch.nn.Tanh(), torch.nn.Linear(1500, 1))
 
-    for wire in ("int4", "topk:1/64", "bfloat16", None):
+    for wire in ("int4", "topk:1/64", "topk-2bit:1/16", "bfloat16", None):
         options = TWO | {"make": wide, "wire": wire, "rounds": 2, "every": 2}
         trained(5, sites="aaabb", **options).same(trained(1, **options))
 
