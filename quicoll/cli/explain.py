@@ -173,7 +173,9 @@ def explain(
     exact: Annotated[bool, typer.Option("--exact", help="Reduce exactly; the same as --precision exact.")] = False,
     wire: Annotated[
         str | None,
-        typer.Option(help="Wire format of an all_reduce: bfloat16, int8, int4, topk:1/64.", show_default=False),
+        typer.Option(
+            help="Wire format of an all_reduce: bfloat16, int8, int4, topk:1/64, topk-2bit:1/16.", show_default=False
+        ),
     ] = None,
     root: Annotated[int, typer.Option(help="The root; for send the receiver.")] = 0,
     chunk_bytes: Annotated[str, typer.Option(help="The longest message.")] = "1MiB",

@@ -154,14 +154,15 @@ class Group:
                 same as precision="exact". At most 2**28 leaves; not for a product of floats or reduce_order="ring".
             wire: None, or what leaves and result travel as: "bfloat16" (for float32, float64 and complex), "int8" (one
                 scale for 256 numbers) or "int4" (one for 64; both for float16, bfloat16, float32 and complex64), or
-                "topk:1/n", n from 2 to 4096, of which more below. Each leaf x is replaced by
+                "topk:1/n" or "topk-2bit:1/n", n from 2 to 4096, of which more below. Each leaf x is replaced by
                 its decoded self C(x) on every rank, its own too, and the result is C(op of the C(x)): the same bits on
                 all ranks. So there are two roundings to the wire format, of each leaf and of the result; what lies
                 between is the accumulator's. Of float64 tensors, and with precision="float64", leaves are rounded to
                 bfloat16, summed in float64, and the sum is rounded to bfloat16: a float64 result has 8 bits of
                 precision. `quicoll.numerics.codecs` has the bounds of the error. Not for reduce_order="ring".
                 "topk:1/64": of each 4096 numbers of a leaf the 64 of the largest magnitude, as bfloat16; the others
-                count as zeros. The result is not encoded again: all leaves go to all ranks, by "direct", "hierarchical"
+                count as zeros. "topk-2bit:1/16": the 256 largest, each a sign and one of two
+                sizes. The result is not encoded again: all leaves go to all ranks, by "direct", "hierarchical"
                 or "local". For sums and averages of float32, float64, bfloat16 and complex numbers, with a residual.
             residual: With `wire`, what was lost of this leaf so far, to be sent along (`quicoll.numerics.feedback`):
                 x + residual is encoded, and residual becomes what that loses, or 0 where it is not finite. As x is: a

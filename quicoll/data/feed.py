@@ -35,7 +35,7 @@ Nothing here waits but the loader; a loader with a timeout of its own raises whe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -51,12 +51,11 @@ __all__ = ["Feed", "Lists"]
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """A step of the data, in the order of a seed, for the shards of one rank."""
+    """A step of the data, in the order of a seed, for the shards of one rank: of each run the first, and how many."""
 
     seed: int
     position: Position
-    first: int
-    count: int
+    runs: tuple[tuple[int, int], ...]
 
 
 class Lists:
@@ -67,9 +66,9 @@ class Lists:
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
-        self._from: tuple[Position, Shards] | None = None
+        self._from: tuple[Position, Sequence[Shards]] | None = None
 
-    def begin(self, position: Position, shards: Shards) -> None:
+    def begin(self, position: Position, shards: Sequence[Shards]) -> None:
         """Say where the next iteration begins. The feed does."""
         self._from = position, shards
 
@@ -83,11 +82,12 @@ class Lists:
             raise LocalError("a feed's loader is read by the feed: call feed.take(step, shards)")
         return self._lists(*self._from)
 
-    def _lists(self, position: Position, shards: Shards) -> Iterator[list[int]]:
-        while len(shards):  # a rank without shards has nothing to read
-            for portion in self._sampler.portions(position, shards):
-                if portion.indices.size:
-                    yield portion.indices.tolist()
+    def _lists(self, position: Position, shards: Sequence[Shards]) -> Iterator[list[int]]:
+        while any(map(len, shards)):  # a rank without shards has nothing to read
+            for run in shards:
+                for portion in self._sampler.portions(position, run):
+                    if portion.indices.size:
+                        yield portion.indices.tolist()
             position = self._sampler.after(position)
 
 
@@ -122,26 +122,27 @@ class Feed:
         self._coming: _Wanted | None = None
         self._held: dict[_Wanted, tuple[Portion, ...]] = {}
 
-    def take(self, step: OpenStep, shards: Shards) -> tuple[Portion, ...]:
+    def take(self, step: OpenStep, shards: Shards, *more: Shards) -> tuple[Portion, ...]:
         """Take this rank's samples of the next step of the data. Counts if, and only if, the step is committed.
 
         Args:
             step: The open step.
             shards: `job.group.shards(sampler.shards)`, asked for in this step.
+            more: Further runs of them, where what this rank computes is several.
         Returns:
             One portion for each of this rank's shards, in their order, with the samples that the loader made.
         Raises:
             LocalError: As `Sampler.take`; or the loader has ended, where its lists have no end.
             Exception: What the loader raises.
         """
-        position = self.sampler.reserve(step, shards)
-        wanted = _Wanted(int(self.sampler.seed), position, shards.first, shards.count)
+        position, runs = self.sampler.reserve(step, shards), (shards, *more)
+        wanted = _Wanted(int(self.sampler.seed), position, tuple((run.first, run.count) for run in runs))
         now = self.sampler.position
         self._held = {
             key: parts for key, parts in self._held.items() if key.seed == wanted.seed and key.position >= now
         }
         if wanted not in self._held:
-            self._held[wanted] = self._read(wanted, shards)
+            self._held[wanted] = self._read(wanted, runs)
         return self._held[wanted]
 
     def close(self) -> None:
@@ -149,8 +150,8 @@ class Feed:
         self._batches = self._coming = None
         self._held = {}
 
-    def _read(self, wanted: _Wanted, shards: Shards) -> tuple[Portion, ...]:
-        parts = self.sampler.portions(wanted.position, shards)
+    def _read(self, wanted: _Wanted, shards: Sequence[Shards]) -> tuple[Portion, ...]:
+        parts = tuple(part for run in shards for part in self.sampler.portions(wanted.position, run))
         begun = self._batches is not None and wanted == self._coming
         if not begun and not any(part.indices.size for part in parts):
             return parts  # nothing to read, and nothing known of what follows

@@ -137,18 +137,20 @@ class Sampler:
 
     # -- in a step -----------------------------------------------------------------------------------------------
 
-    def take(self, step: OpenStep, shards: Shards) -> tuple[Portion, ...]:
+    def take(self, step: OpenStep, shards: Shards, *more: Shards) -> tuple[Portion, ...]:
         """Take this rank's samples of the next step of the data. Counts if, and only if, the step is committed.
 
         Args:
             step: The open step.
             shards: `job.group.shards(sampler.shards)`, asked for in this step.
+            more: Further runs of them, where what this rank computes is several.
         Returns:
             One portion for each of this rank's shards, in their order.
         Raises:
             LocalError: The shards are not of so many, or the step has been left.
         """
-        return self.portions(self.reserve(step, shards), shards)
+        position = self.reserve(step, shards)
+        return tuple(part for run in (shards, *more) for part in self.portions(position, run))
 
     def reserve(self, step: OpenStep, shards: Shards) -> Position:
         """Do as `take`, without computing which samples they are; for those who have them already.

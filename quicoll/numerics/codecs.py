@@ -22,12 +22,14 @@ Error. With x an element, y what comes out, and M the largest finite magnitude a
                2**-149 for float32, 2**-11 M + 2**-24 for float16, 2**-8 M + 2**-133 for bfloat16
     int4       |x - y| <= M / 13.8 + 2**-133 + r; in a block with infinities or NaN M / 11.8 stands for M / 13.8
     topk:1/n   |x - y| <= 2**-8 |x| + 2**-134 where x is one of the k largest of its chunk, and y = 0 where it is not
+    topk-2bit:1/n   |x - y| <= M, and the sum of |x - y|**2 over a chunk is at most that of |x|**2
 
 For int8 (256 numbers, 260 bytes): the scale s is M / 126 rounded up to a float32, hence M / s <= 126, s <= M / 126
 (1 + 2**-23) + 2**-149. The code is x / s, rounded to float64 and then to the nearest integer q, ties to even, so
 |x - q s| <= s / 2 (1 + 2**-45). q s is exact in float64, and y is that rounded to the elements' type (2**-24 M at most
 for float32). The sum of these is below M / 251 + r. `Codec.bound` is the bound as a number, and the tests hold every
-element to it. int4 and top-k have theirs in `quicoll.numerics.int4` and `quicoll.numerics.topk`.
+element to it. int4 and top-k have theirs in `quicoll.numerics.int4`, `quicoll.numerics.topk` and
+`quicoll.numerics.topk_two_bit`.
 
 Special values. bfloat16 keeps them: infinities, signed zeros; any NaN becomes the one NaN. int8 keeps infinities and
 NaN too, as the codes 127, -127 and -128, which no finite element has, and computes M without them, so one overflow
@@ -60,6 +62,7 @@ from quicoll.numerics.dtypes import (
 )
 from quicoll.numerics.int4 import Int4Codec, rounding
 from quicoll.numerics.topk import LEAST_KEPT, MOST_KEPT_OF, TopKCodec
+from quicoll.numerics.topk_two_bit import TwoBitTopKCodec
 
 __all__ = ["BFLOAT16_WIRE", "INT4_WIRE", "INT8_WIRE", "WireFormat", "codec_of", "wire_dtype"]
 
@@ -147,7 +150,7 @@ def codec_of(name: str) -> Codec:
     """Return the codec of this name: the same object each time.
 
     Args:
-        name: "bfloat16", "int8", "int4", or "topk:1/n" with n from 2 to 4096.
+        name: "bfloat16", "int8", "int4", or "topk:1/n" or "topk-2bit:1/n" with n from 2 to 4096.
     Returns:
         The codec.
     Raises:
@@ -156,16 +159,16 @@ def codec_of(name: str) -> Codec:
     if isinstance(name, str):
         if name in _FIXED:
             return _FIXED[name]
-        asked = re.fullmatch(r"topk:1/([1-9][0-9]{0,3})", name, re.ASCII)
-        if asked is not None and LEAST_KEPT <= int(asked[1]) <= MOST_KEPT_OF:
-            return _top_k(int(asked[1]))
-    names = ", ".join([*_FIXED, f"topk:1/n with n from {LEAST_KEPT} to {MOST_KEPT_OF}"])
+        asked = re.fullmatch(r"topk(-2bit)?:1/([1-9][0-9]{0,3})", name, re.ASCII)
+        if asked is not None and LEAST_KEPT <= int(asked[2]) <= MOST_KEPT_OF:
+            return _top_k(int(asked[2]), asked[1] is not None)
+    names = ", ".join([*_FIXED, f"topk:1/n or topk-2bit:1/n with n from {LEAST_KEPT} to {MOST_KEPT_OF}"])
     raise LocalError(f"wire format {name!r} is not known; use one of {names}")
 
 
 @cache
-def _top_k(n: int) -> TopKCodec:
-    return TopKCodec(n)
+def _top_k(n: int, two_bits: bool) -> TopKCodec:
+    return TwoBitTopKCodec(n) if two_bits else TopKCodec(n)
 
 
 @cache

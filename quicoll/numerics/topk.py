@@ -37,7 +37,7 @@ from quicoll.numerics.dtypes import (
     widen_unguarded,
 )
 
-__all__ = ["LEAST_KEPT", "MOST_KEPT_OF", "TOP_K_CHUNK", "TopKCodec"]
+__all__ = ["LEAST_KEPT", "MOST_KEPT_OF", "TOP_K_CHUNK", "TopKCodec", "largest_places"]
 
 TOP_K_CHUNK = 4096
 """Numbers of a chunk: places have 12 bits."""
@@ -89,15 +89,15 @@ class TopKCodec(Codec):
         cut, row = whole * self.block, self._row(self.block)
         chunks, rows = numbers[:cut].reshape(whole, self.block), wire[: whole * row].reshape(whole, row)
         for a in range(0, whole, _STRETCH):
-            self._decode_chunks(rows[a : a + _STRETCH], self.kept(self.block), part, chunks[a : a + _STRETCH])
+            self._decode_chunks(rows[a : a + _STRETCH], self.block, part, chunks[a : a + _STRETCH])
         if rest:
             last = np.empty((1, self.block), part.storage)  # bytes that no encoder wrote may name any place in it
-            self._decode_chunks(wire[whole * row :].reshape(1, -1), self.kept(rest), part, last)
+            self._decode_chunks(wire[whole * row :].reshape(1, -1), rest, part, last)
             numbers[cut:] = last[0, :rest]
 
     def _encode_chunks(self, chunks: Array, part: DType, rows: Array) -> None:
         kept = self.kept(chunks.shape[1])
-        places = _largest(chunks, part, kept)
+        places = largest_places(chunks, part, kept)
         chosen = np.take_along_axis(chunks, places, axis=1).reshape(-1)
         short = np.empty(chosen.size, np.uint16)
         narrow_unguarded(chosen, part, BFLOAT16, short)
@@ -107,7 +107,9 @@ class TopKCodec(Codec):
         rows[:, : 2 * kept] = short.reshape(-1, kept).view(np.uint8)
         _pack_places(places, rows[:, 2 * kept :])
 
-    def _decode_chunks(self, rows: Array, kept: int, part: DType, out: Array) -> None:
+    def _decode_chunks(self, rows: Array, numbers: int, part: DType, out: Array) -> None:
+        """Decode chunks of so many numbers; `out` has room for at least as many in each row."""
+        kept = self.kept(numbers)
         short = rows[:, : 2 * kept].copy().view(np.uint16).reshape(-1)
         narrow_unguarded(short, BFLOAT16, BFLOAT16, short)  # any NaN is the one
         values = short
@@ -118,8 +120,8 @@ class TopKCodec(Codec):
         np.put_along_axis(out, _unpack_places(rows[:, 2 * kept :], kept), values.reshape(-1, kept), axis=1)
 
 
-def _largest(chunks: Array, part: DType, kept: int) -> Array:
-    """The places of the largest numbers of each chunk, in order.
+def largest_places(chunks: Array, part: DType, kept: int) -> Array:
+    """Return the places of the largest numbers of each chunk, in order.
 
     The smallest that is kept is a number whatever way it is found, so the answer does not depend on how a library
     selects; which ones of those equal to it are kept is settled here.

@@ -5,13 +5,15 @@ number of ranks: a block never changes, only who owns it.
 
     owned       each rank a run of blocks, in the order of ranks, numbers differing by at most one: those of
                 `job.group.shards(blocks)`. Ranks that are about to leave own none
-    backed up   the blocks of a rank are kept by the `backup` ranks after it too, round and round, each of them once
+    computed    where ranks compute the same blocks together (`peers`), one of them is the owner, and the others hold
+                them too: nothing is copied for that
+    backed up   the blocks of a rank are kept by the `backup` owners after it too, round and round, each of them once
     moved       whoever is to keep a block and does not hold it is given it by one that does. Whoever holds it keeps it,
                 so nothing travels that need not. Of several holders the one gives that has least to give so far, of
                 equals one of the receiver's site, then the lowest rank: sources share the work
 
-Invariants: every block has just one owner, and `min(1 + backup, owners)` keepers, no two of them one rank. The same
-arguments give the same layout and the same moves on every rank.
+Invariants: every block has just one owner, and beside its peers `min(1 + backup, owners)` keepers, no two of them one
+rank. The same arguments give the same layout and the same moves on every rank.
 """
 
 from __future__ import annotations
@@ -42,12 +44,14 @@ class Layout:
     Attributes:
         blocks: How many there are.
         owners: The ranks that own blocks, ascending.
-        backup: How many further ranks keep each block.
+        backup: How many further owners keep each block.
+        peers: For each owner the other ranks that hold what it owns, since they compute it too; (): nobody does.
     """
 
     blocks: int
     owners: tuple[int, ...]
     backup: int = 0
+    peers: tuple[tuple[int, ...], ...] = ()
 
     @property
     def copies(self) -> int:
@@ -60,14 +64,30 @@ class Layout:
             return range(0)
         return leaves_of(self.owners.index(rank), len(self.owners), self.blocks)
 
+    def held(self, rank: int) -> range:
+        """Return the blocks that a rank computes: those that it owns, or whose owner is a peer of it."""
+        for owner, peers in zip(self.owners, self.peers, strict=False):
+            if rank in peers:
+                return self.owned(owner)
+        return self.owned(rank)
+
+    def together(self, place: int) -> tuple[int, ...]:
+        """Return an owner and its peers.
+
+        Args:
+            place: Which of the owners.
+        """
+        return (self.owners[place], *(self.peers[place] if self.peers else ()))
+
     def owner(self, block: int) -> int:
         """Return the rank that owns a block."""
         return self.owners[self._place(block)]
 
     def keepers(self, block: int) -> tuple[int, ...]:
-        """Return the ranks that keep a block, its owner first."""
+        """Return the ranks that keep a block, its owner first, then its peers."""
         place, world = self._place(block), len(self.owners)
-        return tuple(self.owners[(place + each) % world] for each in range(self.copies + 1))
+        copies = tuple(self.owners[(place + each) % world] for each in range(1, self.copies + 1))
+        return self.together(place) + copies
 
     def neighbours(self, rank: int) -> tuple[tuple[int, int], ...]:
         """Return for each copy the owner to whom this one gives its blocks, and the one whose blocks it gets."""

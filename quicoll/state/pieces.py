@@ -50,7 +50,8 @@ class PieceSpec:
     """What a sharded state is made of; equal on all ranks.
 
     length: elements of each piece. blocks: into which they are cut. dtypes: of the pieces, by name. backup: further
-    ranks that keep each block. renew: whether a block that is nowhere is zeros.
+    ranks that keep each block. renew: whether a block that is nowhere is zeros. by_site: whether the ranks of a site
+    compute the same blocks.
     """
 
     length: int
@@ -58,12 +59,14 @@ class PieceSpec:
     dtypes: Mapping[str, DType]
     backup: int
     renew: bool = False
+    by_site: bool = False
 
     @property
     def text(self) -> str:
         pieces = ", ".join(f"{name}: {dtype}" for name, dtype in self.dtypes.items())
         renew = ", renewed where they are lost" if self.renew else ""
-        return f"{self.length} elements in {self.blocks} blocks of ({pieces}), backup={self.backup}{renew}"
+        by_site = ", the same on all ranks of a site" if self.by_site else ""
+        return f"{self.length} elements in {self.blocks} blocks of ({pieces}), backup={self.backup}{renew}{by_site}"
 
     def bounds(self, blocks: range) -> tuple[int, int]:
         """Return the first element of a run of blocks, and the one after its last."""
@@ -96,20 +99,22 @@ class PieceSpec:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Record:
-    """See the module's head. since: the step, or that of the state with which this process began. owners: the nodes of
-    the view in which it was committed, by rank; none before. digests: a row for each block."""
+    """See the module's head. since: the step, or that of the state with which this process began. owners: the nodes
+    that owned blocks when it was committed, in their order, each with its peers; none before. digests: a row for each
+    block."""
 
     since: int
-    owners: tuple[str, ...]
+    owners: tuple[tuple[str, ...], ...]
     digests: Array
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockUpdate:
-    """What a step gives the state, and this rank, if it is committed. copies: blocks of others, by number."""
+    """What a step gives the state, and this rank, if it is committed. owners: as in the record. owned: what this rank
+    owns, or a peer of it. copies: blocks of others, by number."""
 
     step: int
-    owners: tuple[str, ...]
+    owners: tuple[tuple[str, ...], ...]
     owned: range
     values: tuple[Array, ...]
     copies: Mapping[int, tuple[Array, ...]]
@@ -121,7 +126,7 @@ class HeldPieces:
 
     Attributes:
         spec: What it is made of.
-        owned: The blocks that this rank owns, as they were laid out last.
+        owned: The blocks that this rank owns, or a peer of it, as they were laid out last.
         region: Their memory, one flat array for each piece.
     """
 
@@ -147,8 +152,8 @@ class HeldPieces:
         return self._record.since
 
     @property
-    def owners(self) -> tuple[str, ...]:
-        """The nodes that owned the blocks then, by rank; none before."""
+    def owners(self) -> tuple[tuple[str, ...], ...]:
+        """The nodes that owned the blocks then, in their order, each with its peers; none before."""
         return self._record.owners
 
     def digests_of(self, block: int) -> tuple[bytes, ...]:
@@ -164,7 +169,7 @@ class HeldPieces:
     def record(self) -> dict[str, Any]:
         """Return the record as part of a state."""
         record = self._record
-        owners = "\n".join(record.owners)
+        owners = "\n".join(map("\t".join, record.owners))
         return {"made_of": self.spec.text, "since": record.since, "owners": owners, "digests": record.digests}
 
     def take(self, record: Mapping[str, Any]) -> None:
@@ -176,7 +181,7 @@ class HeldPieces:
         made_of, digests = record.get("made_of"), record.get("digests")
         if made_of != self.spec.text or not isinstance(digests, np.ndarray):
             raise LocalError(f"the job's is of {made_of}, this rank's of {self.spec.text}")
-        owners = tuple(str(record["owners"]).split("\n")) if record["owners"] else ()
+        owners = tuple(tuple(each.split("\t")) for each in str(record["owners"]).split("\n") if record["owners"])
         self._record = _Record(int(record["since"]), owners, np.array(digests, np.uint8))
 
     # -- blocks ----------------------------------------------------------------------------------------------------

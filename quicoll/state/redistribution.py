@@ -116,7 +116,7 @@ async def redistribute(states: ShardedSet, group: Group, view: View) -> int:
     resumed = [each for each in work if not each.pieces.agreed and each.pieces.since]
     came += await _resumed(resumed, states, group, view) if resumed else 0
     for each in work:
-        each.pieces.settle(each.layout.owned(group.rank))
+        each.pieces.settle(each.layout.held(group.rank))
     return came
 
 
@@ -259,7 +259,7 @@ def _lost(work: PlacedState, lost: Sequence[int], view: View) -> ShardLost:
     pieces = work.pieces
     before = Layout(work.layout.blocks, tuple(range(len(pieces.owners))), work.state.backup)
     start, stop = _run(work, lost, before)
-    nodes = tuple(pieces.owners[rank] for rank in before.keepers(lost[0]))
+    nodes = tuple(node for place in before.keepers(lost[0]) for node in pieces.owners[place])
     kept, verb = "which owned them", "is not here, or has them no longer"
     if len(nodes) > 1:
         kept, verb = "which owned them or kept a copy", "are not here, or have them no longer"

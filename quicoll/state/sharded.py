@@ -123,6 +123,7 @@ class Sharded:
         backup: int = 0,
         read: ReadPiece | None = None,
         renew: bool = False,
+        by_site: bool = False,
         torch: bool = False,
     ) -> None:
         """Declare a state, equally on all ranks. Without `read` it is zeros before the first step.
@@ -141,6 +142,9 @@ class Sharded:
                 taken only if it has the digest that its owner told.
             renew: What becomes of blocks that were lost with all ranks that held them, and that `read` has not: True:
                 zeros, on all ranks alike, and the job goes on. False: ShardLost, and no step begins.
+            by_site: Whether the ranks of a site (`site=` of `quicoll.join`) compute the same blocks: blocks are dealt
+                to the sites, all ranks of one hold and stage what is its, with the same bits, and nothing is copied
+                between them. So a block is lost with the last rank of its site; `backup` is of further sites then.
             torch: Whether values come as torch tensors on the host, otherwise numpy arrays.
         Raises:
             LocalError: An argument cannot be used.
@@ -156,7 +160,7 @@ class Sharded:
         self.backup = backup
         self.read = None if read is None else plain(read, "read")
         self.index: PieceIndex | None = None
-        self.pieces = HeldPieces(PieceSpec(length, blocks, dtypes, backup, bool(renew)))
+        self.pieces = HeldPieces(PieceSpec(length, blocks, dtypes, backup, bool(renew), bool(by_site)))
         self._kind: ArrayKind = "torch" if torch else "numpy"
         self._groups: PieceGroups | None = None
         self._name = ""
@@ -166,7 +170,7 @@ class Sharded:
 
     @property
     def mine(self) -> slice:
-        """The elements that this rank owns in the present view."""
+        """The elements that this rank owns in the present view; by site, those of its site."""
         return slice(*self.pieces.spec.bounds(self.pieces.owned))
 
     @property
@@ -179,8 +183,12 @@ class Sharded:
 
         Args:
             world_size: Number of ranks.
+        Raises:
+            LocalError: What a rank has is by site, and not by their number.
         """
         spec = self.pieces.spec
+        if spec.by_site:
+            raise LocalError(f"{self._name or 'this Sharded'} is by site: its ranks have the same elements")
         layout = Layout(spec.blocks, tuple(range(world_size)))
         return tuple(spec.bounds(layout.owned(rank)) for rank in range(world_size))
 
@@ -204,32 +212,38 @@ class Sharded:
         Raises:
             LocalError: The state is not registered, no step is open, or a value is not of its type and size.
             PeerError: A rank was lost.
-            Corrupted: A copy that came is not what its owner told.
+            Corrupted: A copy that came, or by site what this rank has computed itself, is not what its owner told.
         """
         groups, view, spec = self._attached(), step.view, self.pieces.spec
         if view is None or not step.number:
             raise LocalError(f"{self._name}: values are staged inside of a step")
-        rank, owned = groups.world.rank, self.pieces.owned
+        rank, layout, held = groups.world.rank, layout_in(view, spec), self.pieces.owned
         new = self._copied(values)
-        rows = [spec.digests(spec.part(new, owned, block)) for block in owned]
+        rows = {block: spec.digests(spec.part(new, held, block)) for block in held}
+        mine = [rows[block] for block in layout.owned(rank)]
         width = len(spec.dtypes) * 16
         told = groups.world.all_gather(
-            np.concatenate(rows).reshape(-1, width) if rows else np.empty((0, width), np.uint8)
+            np.concatenate(mine).reshape(-1, width) if mine else np.empty((0, width), np.uint8)
         )
-        copies = await self._exchange(groups, layout_in(view, spec), new)
+        copies = await self._exchange(groups, layout, new)
         digests = await told
-        for block, parts in copies.items():
-            if not np.array_equal(spec.digests(parts), digests[block]):
-                owner = layout_in(view, spec).owner(block)
+        rows |= {block: spec.digests(parts) for block, parts in copies.items()}
+        for block, row in rows.items():
+            if not np.array_equal(row, digests[block]):
+                owner = layout.owner(block)
+                what = "came to its backup" if block in copies else "was computed by a peer of its owner"
                 raise Corrupted(
-                    f"block {block} of {self._name} came to its backup other than its owner told",
+                    f"block {block} of {self._name} {what} other than its owner told",
                     rank=owner,
                     node=view.nodes[owner],
                     view=view.view_id,
                     step=step.number,
                     odd=(owner, rank),
                 )
-        update = BlockUpdate(step.number, view.nodes, owned, new, copies, digests)
+        owners = tuple(
+            tuple(view.nodes[each] for each in layout.together(place)) for place in range(len(layout.owners))
+        )
+        update = BlockUpdate(step.number, owners, held, new, copies, digests)
         step.on_commit(partial(self.pieces.commit, update))
 
     async def _exchange(
@@ -351,8 +365,14 @@ class ShardedSet:
 
 def layout_in(view: View, spec: PieceSpec) -> Layout:
     """Return who owns and keeps what in a view. Who is about to leave it owns nothing, unless all are."""
-    staying = tuple(member.rank for member in view.members if member.node not in view.parting)
-    return Layout(spec.blocks, staying or tuple(range(view.world_size)), spec.backup)
+    staying = [member for member in view.members if member.node not in view.parting] or list(view.members)
+    if not spec.by_site:
+        return Layout(spec.blocks, tuple(member.rank for member in staying), spec.backup)
+    sites: dict[str, list[int]] = {}
+    for member in staying:
+        sites.setdefault(member.site, []).append(member.rank)
+    ranks = list(sites.values())  # in the order in which they appear, so owners ascend
+    return Layout(spec.blocks, tuple(each[0] for each in ranks), spec.backup, tuple(tuple(each[1:]) for each in ranks))
 
 
 def _named(name: object) -> bool:

@@ -85,7 +85,7 @@ def places(states: ShardedSet, workers: int) -> tuple[Places, ...]:
         for name, state in states:
             spec = state.pieces.spec
             layout = _layout(state, workers)
-            if not layout.copies:
+            if not layout.copies or spec.by_site:  # what a spare will have depends on its site then
                 continue
             runs[name] = layout.owned(owner)
             said.update(f"\n{name} {spec.text}".encode())

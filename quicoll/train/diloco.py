@@ -1,7 +1,8 @@
 """DiLoCo: workers train by themselves for many steps, and exchange how far they have come (arXiv 2311.08105), also in
 fragments and while they compute (Streaming DiLoCo, arXiv 2501.18512). Each round is one atomic step of the job.
 
-    round       for each logical worker: `every` inner steps of the inner optimizer, on its own samples, nothing sent
+    round       for each logical worker: `every` inner steps of the inner optimizer, on its own samples, nothing sent;
+                or, in `parts`, their gradients reduced inside of a site (quicoll.train.diloco_sites)
     turn        of a fragment (quicoll.train.diloco_turns): the pseudo-gradients of all logical workers, the job's
                 parameters less the worker's, are averaged in canonical order; `delay` inner steps later, by number,
                 the outer optimizer steps with the mean, and each worker goes on from its result
@@ -22,13 +23,16 @@ States of a round, on a rank:
 
 Invariants.
 1. What a round computes is a function of the committed state, the number of the round, the samples, and what the
-   journal says of it, which is nothing in most rounds. A logical worker is one leaf of the reductions, on whichever
-   rank it is, so the bits are those of one rank with all logical workers.
+   journal says of it, which is nothing in most rounds. A logical worker is one leaf of the outer reductions, a part of
+   it one of the inner, on whichever rank they are, so the bits are those of one rank with all logical workers.
 2. An attempt works in copies. The module and the optimizers hold what is committed whenever anything is awaited.
 3. A result is applied after inner step number begin + delay, whenever it arrived: one that is late is waited for there.
 4. What a wire format loses stays in the worker's residual, if it is to, and is sent with its next exchange. Residuals
    are of the attempt until it is committed, so an aborted one loses and repeats nothing.
-5. Every rank issues the same collectives in a round, also one that has no logical worker.
+5. Every rank issues the same collectives in a round, also one that has no logical worker; in the group of its site
+   and in those of its lanes the same as the others there.
+6. The ranks of a site hold the same bits of the site's workers. Each computes all of a step but gradients; what they
+   have come to is compared when it is staged.
 
 Failures.
 - A rank is lost: its logical workers are computed by others from then on. What they had of their own comes from the
@@ -36,6 +40,8 @@ Failures.
   anew, from the job's parameters: that costs what an inner optimizer's moments and a residual are worth, and no bytes
   in any round. All ranks know of it, and it is in the journal (quicoll.train.diloco_journal): by it the bits are those
   of a job in which no rank was lost.
+- A rank of a site with several is lost, and the workers are computed in parts: the others of the site have all of them.
+  No bit changes, nothing is copied for it. A whole site is lost: as above, its workers are computed at other sites.
 - A rank is slow: the others wait where its pseudo-gradients are needed, `delay` inner steps after they were due; with a
   `quorum` until the grace is over (quicoll.train.diloco_quorum).
 - A loss that is no number: it spreads as in any training. Nothing looks for it.
@@ -48,10 +54,14 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from math import fsum
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from quicoll.checks import whole
 from quicoll.errors import LocalError
 from quicoll.numerics.buffers import source
 from quicoll.numerics.bundle import Bundle
@@ -59,9 +69,11 @@ from quicoll.numerics.dtypes import FLOAT32
 from quicoll.numerics.encoding import Encoding, encoding_for
 from quicoll.numerics.feedback import ErrorFeedback
 from quicoll.numerics.reduce import ReduceOp
-from quicoll.state.sharded import Sharded
+from quicoll.state.sharded import Sharded, layout_in
 from quicoll.train.diloco_journal import RoundJournal
+from quicoll.train.diloco_lanes import Lanes
 from quicoll.train.diloco_quorum import demand_quorum, stretches_of
+from quicoll.train.diloco_sites import WorkerHome
 from quicoll.train.diloco_stretches import Stretches
 from quicoll.train.diloco_task import RoundsTask
 from quicoll.train.diloco_turns import cut_fragments, turns_of
@@ -74,8 +86,6 @@ if TYPE_CHECKING:
     import torch
 
     from quicoll.checkpoint.parts import Shard
-    from quicoll.collectives.handle import Handle
-    from quicoll.collectives.shards import Shards
     from quicoll.data.feed import Feed
     from quicoll.data.portions import Position
     from quicoll.data.sampler import Sampler
@@ -84,6 +94,7 @@ if TYPE_CHECKING:
     from quicoll.plan.schedule import AlgorithmName
     from quicoll.step.context import Step
     from quicoll.train.diloco_journal import RoundEntry
+    from quicoll.train.diloco_lanes import UnderWay
     from quicoll.train.diloco_quorum import Counts
     from quicoll.train.diloco_workers import State
     from quicoll.train.figures import StepTimes
@@ -129,6 +140,7 @@ class DiLoCo(Worker):
         *,
         data: Sampler | Feed | None = None,
         shards: int | None = None,
+        parts: int = 1,
         every: int = 100,
         fragments: int = 8,
         delay: int = 5,
@@ -157,11 +169,15 @@ class DiLoCo(Worker):
             outer: The optimizer of the job's parameters, which gets the mean pseudo-gradient as their gradient: the
                 paper's is SGD with lr=0.7, momentum=0.9 and nesterov=True. Of the same parameters.
             loss: Gives the mean loss over the samples of a part, a scalar, as for `TorchTask`. `part.step` is the
-                number of the inner step, from 1 over all rounds; `part.shard` is the logical worker.
-            data: Which samples each logical worker has in an inner step, or a feed with the samples too. None: the loss
+                number of the inner step, from 1 over all rounds; `part.shard` is the logical shard.
+            data: Which samples each logical shard has in an inner step, or a feed with the samples too. None: the loss
                 finds them by `part.shard` and `part.step`.
-            shards: The logical workers: at least as many as there will ever be ranks, and the same for the whole job.
-                The bits depend on them and not on the ranks. Of the data where there is some.
+            shards: The logical shards, the same for the whole job: each is a logical worker, or one of the `parts` of
+                one. The bits depend on them and not on the ranks. Of the data where there is some. There are at least
+                as many logical workers as there will ever be ranks; with `parts`, as there will ever be sites.
+            parts: 1: a logical worker is computed by one rank. More: into so many logical shards the samples of its
+                inner steps are divided, and all ranks of a site (`site=` of `quicoll.join`) compute its workers
+                together: data parallel inside, DiLoCo across. At least as many as a site will have ranks.
             every: Inner steps of a round.
             fragments: Into how many runs of whole parameters the model is cut; each is exchanged in its turn. 1: all at
                 once.
@@ -177,9 +193,10 @@ class DiLoCo(Worker):
             quorum: Of so many logical workers; a rank that is slower than these stops where it is, `grace` after it has
                 heard of them, and its workers count with what they have done. None: all are waited for.
             grace: Seconds, from when a rank has heard that a quorum has come to an exchange until it stops.
-            backup: How many further ranks keep a copy of what each logical worker has of its own. 0: none; the workers
-                of a rank that is lost begin anew, which the journal says. With 1, the loss of one rank loses nothing,
-                and each round costs the bytes of that copy: four to sixteen for each parameter.
+            backup: How many further ranks keep a copy of what each logical worker has of its own; with `parts`, how
+                many further sites. 0: none; the workers of a rank that is lost, or of a site with all its ranks, begin
+                anew, which the journal says. With 1, the loss of one rank, or site, loses nothing, and each round costs
+                the bytes of that copy: four to sixteen for each parameter.
             replay: The journal of another job (`journal`), whose bits this one is to have. None: what happens, happens.
             schedule: By what the inner learning rates are multiplied in an inner step of this number: a function of the
                 number alone.
@@ -197,13 +214,14 @@ class DiLoCo(Worker):
             raise LocalError(f"mix is 0 to 1, and needs a delay: mix={mix}, delay={delay}")
         if not 0.0 <= feedback <= 1.0:
             raise LocalError(f"feedback is True, False, or 0 to 1, not {feedback}")
-        if backup < 0:
-            raise LocalError(f"backup is 0 or more, not {backup}")
+        if backup < 0 or whole(parts, "parts") < 1:
+            raise LocalError(f"backup is 0 or more, and parts 1 or more, not {backup} and {parts}")
         task = RoundsTask(
             model,
             outer,
             loss,
             inner=inner,
+            parts=parts,
             every=every,
             fragments=fragments,
             delay=delay,
@@ -223,11 +241,14 @@ class DiLoCo(Worker):
         if len(task.parameters()) > len(trained):
             moved = ", ".join(list(task.parameters())[len(trained) :])
             raise LocalError(f"each logical worker would move {moved} by itself: train a model without such buffers")
-        demand_quorum(quorum, grace, self._shards)
+        if self._shards % parts:
+            raise LocalError(f"each logical worker has {parts} of the shards, which {self._shards} are no multiple of")
+        self._workers, self._per_worker = self._shards // parts, parts
+        demand_quorum(quorum, grace, self._workers)
         stretches = stretches_of(turns, every)
         replayed = None if replay is None else RoundJournal.parse(replay)
         if replayed is not None:
-            replayed.demand(self._shards, stretches)
+            replayed.demand(self._workers, stretches)
         cuts = cut_fragments([each.numel() for each in trained], fragments)
         kept = kept_by(inner, trained)
         kept_by(outer, trained)
@@ -252,11 +273,12 @@ class DiLoCo(Worker):
             trained, carried, kept if keep_inner else [{} for _ in kept], sizes if self._feedback else []
         )
         self._own = Sharded(
-            self._shards * self._rows.length, {_PIECE: "float32"}, blocks=self._shards, backup=backup,
-            read=self._read, renew=True, torch=True,
+            self._workers * self._rows.length, {_PIECE: "float32"}, blocks=self._workers, backup=backup,
+            read=self._read, renew=True, by_site=parts > 1, torch=True,
         )  # fmt: skip
         directory = None if checkpoints is None else checkpoints.directory
         self._archive = self._own.index = PieceArchive(_PREFIX, directory, "torch")
+        self._groups: tuple[int, Lanes] | None = None  # of a view
         self.loss = float("nan")
 
     def _sharded(self) -> Mapping[str, Sharded]:
@@ -281,25 +303,25 @@ class DiLoCo(Worker):
         if number == 1:
             return None
         said = self._trainer.journal.of_round(number - 1).done
-        return said or [[len(stretch)] * self._shards for stretch in self._stretches]
+        return said or [[len(stretch)] * self._workers for stretch in self._stretches]
 
     # -- a round -------------------------------------------------------------------------------------------------------
 
     async def _update(self, step: Step, times: StepTimes) -> Callable[[], None]:
         """Compute a round; return what is left for the commit."""
-        clock, group = asyncio.get_running_loop().time, self._job.group
-        shards = group.shards(self._shards)
-        mine, length = self._own[_PIECE], self._rows.length
+        clock, lanes = asyncio.get_running_loop().time, self._lanes_in(step)
+        home, length = lanes.home, self._rows.length
+        mine = self._own[_PIECE]
         entry = None if self._replayed is None else self._replayed.of_round(step.number)
         workers = []
-        for place, shard in enumerate(shards):
+        for place, shard in enumerate(home.workers):
             row = mine[place * length : (place + 1) * length]
             if entry is not None and shard in entry.anew:
                 row = row.new_zeros(length)
             workers.append(self._rows.worker(shard, row))
         said = Stretches(
-            group,
-            shards,
+            self._job.group,
+            home,
             self._stretches,
             number=step.number,
             quorum=self._quorum,
@@ -310,29 +332,30 @@ class DiLoCo(Worker):
         )
         values = list(self._parameters)  # of the job, as this round leaves them
         states: dict[int, State] = {}
-        under_way: dict[int, Handle[torch.Tensor]] = {}
+        under_way: dict[int, UnderWay] = {}
         position = None if self._sampler is None else self._sampler.position
         done = 0
         for turn in self._turns:
             while done < turn.at:
                 done += 1
-                position = await self._inner_step(step, shards, workers, said, done, position, times)
+                position = await self._inner_step(step, lanes, workers, said, done, position, times)
             if turn.begins:
                 said.close()
                 shares = [said.share(place, turn.fragment) for place in range(len(workers))]
-                under_way[turn.fragment] = self._exchange(shards, workers, shares, turn.fragment)
+                under_way[turn.fragment] = self._exchange(lanes, workers, shares, turn.fragment)
                 continue
             if done == self._every:
                 said.close()  # the last stretch, which ends with the round
             began = clock()
-            mean = await under_way.pop(turn.fragment)
+            mean = await lanes.whole(under_way.pop(turn.fragment))
             factor = await said.factor(turn.fragment)
             if factor != 1.0:
                 mean = mean * factor
             times.communication += clock() - began
             self._apply(turn.fragment, mean, workers, values, states)
         began = clock()
-        mean_loss = self._mean_loss(shards, workers)
+        losses = [float(worker.loss) / max(worker.steps, 1) for worker in workers] if home.speaks else []
+        told = self._job.group.all_gather(np.array(losses, np.float32))
         rows = self._own[_PIECE].new_empty(len(workers) * length)
         for place, worker in enumerate(workers):
             if not self._keep_inner:
@@ -340,16 +363,25 @@ class DiLoCo(Worker):
             self._rows.write(worker, rows[place * length : (place + 1) * length])
         await self._own.stage(step, {_PIECE: rows})
         happened = await said.settle()
-        loss = float((await mean_loss)[0])
-        if happened.done:
-            loss *= self._shards / max(sum(map(any, zip(*happened.done, strict=True))), 1)
+        counted = sum(map(any, zip(*happened.done, strict=True))) if happened.done else self._workers
+        loss = fsum(np.asarray(await told).tolist()) / max(counted, 1)
         times.communication += clock() - began
         return lambda: self._commit(values, states, loss, happened)
+
+    def _lanes_in(self, step: Step) -> Lanes:
+        """The groups of the view in which a step runs."""
+        view, group = step.view, self._job.group
+        if view is None:
+            raise AssertionError("a round is computed inside of its step")
+        if self._groups is None or self._groups[0] != view.view_id:
+            home = WorkerHome.of(layout_in(view, self._own.pieces.spec), group.rank, self._per_worker)
+            self._groups = view.view_id, Lanes(group, home, parts=self._per_worker, algorithm=self._algorithm)
+        return self._groups[1]
 
     async def _inner_step(
         self,
         step: Step,
-        shards: Shards,
+        lanes: Lanes,
         workers: Sequence[LogicalWorker],
         said: Stretches,
         done: int,
@@ -358,29 +390,40 @@ class DiLoCo(Worker):
     ) -> Position | None:
         """Do inner step `done` of the round for each logical worker here; return where the data stands then."""
         number = (step.number - 1) * self._every + done
-        clock, seed = asyncio.get_running_loop().time, self._job.seed.for_step(number)
-        said.look(done)
+        clock = asyncio.get_running_loop().time
+        if self._per_worker == 1 and said.late:
+            said.stop(done - 1)
         doing = [said.does(place, done) for place in range(len(workers))]
         began = clock()
-        parts: Sequence[Part]
-        if self._data is None or self._sampler is None or position is None:
-            parts = [Part(number, worker.shard, seed.for_shard(worker.shard)) for worker in workers]
-        else:
-            if any(doing) or not workers:
-                parts = [
-                    Part(number, each.shard, seed.for_shard(each.shard), each.indices, each.samples)
-                    for each in self._data.take(step, shards)
-                ]
-            else:
-                self._sampler.reserve(step, shards)  # left out; the data moves on as on all other ranks
-                parts = [Part(number, worker.shard, seed.for_shard(worker.shard)) for worker in workers]
-            times.samples += self._sampler.samples(position)
+        work = self._work(step, lanes.home, number, any(doing) or not workers)
+        weights = [[1.0] * len(lanes.home.parts) for _ in workers]
+        if self._sampler is not None and position is not None:
+            # At the end of an epoch some parts, or all of a worker, may have no samples.
+            samples = self._sampler.samples(position)
+            total, cuts = self._shards, range(0, self._shards + 1, self._per_worker)
+            of_workers = [b * samples // total - a * samples // total for a, b in pairwise(cuts)]
+            doing = [does and of_workers[worker.shard] > 0 for worker, does in zip(workers, doing, strict=True)]
+            weights = [
+                [(0 if part.indices is None else part.indices.size) * self._per_worker / max(mine, 1) for part in parts]
+                for parts, mine in zip(work, (of_workers[worker.shard] for worker in workers), strict=True)
+            ]
+            times.samples += samples
             position = self._sampler.after(position)
         times.data += clock() - began
         factor = 1.0 if self._schedule is None else self._schedule(number)
-        for worker, part, does in zip(workers, parts, doing, strict=True):
-            if does and (part.indices is None or part.indices.size):  # at the end of an epoch some may have no samples
-                self._train_worker(worker, part, factor)
+        if self._per_worker == 1:
+            for worker, (part,), does in zip(workers, work, doing, strict=True):
+                if does:
+                    loss, gradients = self._gradients(worker, part)
+                    self._train_worker(worker, loss, gradients, factor)
+        elif any(doing):
+            chosen = [place for place, does in enumerate(doing) if does]
+            late = await self._train_together(
+                lanes, [workers[place] for place in chosen], [work[place] for place in chosen],
+                [weights[place] for place in chosen], said, factor, times,
+            )  # fmt: skip
+            if late:
+                said.stop(done)
         if not any(doing) and workers:
             return position
         waiting = None if self._on_inner_step is None else self._on_inner_step(number)
@@ -388,13 +431,77 @@ class DiLoCo(Worker):
         await (waiting if inspect.isawaitable(waiting) else asyncio.sleep(0))
         return position
 
-    def _train_worker(self, worker: LogicalWorker, part: Part, factor: float) -> None:
+    def _work(self, step: Step, home: WorkerHome, number: int, needed: bool) -> list[list[Part]]:
+        """The parts of an inner step that this rank computes, of each worker of its home.
+
+        needed: whether their samples are used; the data moves on all the same, as on all other ranks.
+        """
+        seed, count = self._job.seed.for_step(number), len(home.parts)
+        firsts = [worker * self._per_worker + home.parts.start for worker in home.workers] if count else []
+        nothing = replace(self._job.group.shards(self._shards), first=0, count=0)
+        runs = [replace(nothing, first=first, count=count) for first in firsts] or [nothing]
+        if self._data is None or self._sampler is None or not needed:
+            if self._sampler is not None:
+                self._sampler.reserve(step, runs[0])
+            found = [Part(number, shard, seed.for_shard(shard)) for run in runs for shard in run]
+        else:
+            found = [
+                Part(number, each.shard, seed.for_shard(each.shard), each.indices, each.samples)
+                for each in self._data.take(step, *runs)
+            ]
+        return [found[place * count : (place + 1) * count] for place in range(len(home.workers))]
+
+    def _gradients(self, worker: LogicalWorker, part: Part) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
+        """The loss of a part, and the gradients, of a worker."""
         import torch
 
-        with in_place_of(self._parameters, worker.values, self._inner, worker.state) as state:
+        with in_place_of(self._parameters, worker.values):
             loss = self._trainer.forward(part)
-            for parameter, gradient in zip(self._parameters, self._trainer.backward(loss), strict=True):
-                parameter.grad = torch.as_tensor(gradient)
+            return loss[0].detach(), [torch.as_tensor(each) for each in self._trainer.backward(loss)]
+
+    async def _train_together(
+        self,
+        lanes: Lanes,
+        workers: Sequence[LogicalWorker],
+        work: Sequence[Sequence[Part]],
+        weights: Sequence[Sequence[float]],
+        said: Stretches,
+        factor: float,
+        times: StepTimes,
+    ) -> bool:
+        """Do an inner step of workers, with all ranks of this home; return whether any of these is late."""
+        import torch
+
+        size, leaves = sum(each.numel() for each in self._parameters), []
+        for place in range(len(lanes.home.parts)):
+            leaf = []
+            for worker, parts, its in zip(workers, work, weights, strict=True):
+                flat = torch.zeros(size + 2)  # the loss and the word of a late rank go along
+                if its[place]:
+                    loss, gradients = self._gradients(worker, parts[place])
+                    torch.cat([*(each.reshape(-1) for each in gradients), loss.reshape(1)], out=flat[:-1])
+                    flat *= its[place]
+                flat[-1] = float(said.late)
+                leaf.append(flat)
+            leaves.append(leaf)
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        means = await lanes.mean(leaves, [torch.empty(size + 2) for _ in workers])
+        times.communication += clock() - began
+        sizes = [each.numel() for each in self._parameters]
+        for worker, mean in zip(workers, means, strict=True):
+            flats = zip(torch.split(mean[:size], sizes), self._parameters, strict=True)
+            gradients = [flat.view_as(each).to(each.device) for flat, each in flats]
+            self._train_worker(worker, mean[size], gradients, factor)
+        return any(float(mean[-1]) > 0.0 for mean in means)
+
+    def _train_worker(
+        self, worker: LogicalWorker, loss: torch.Tensor, gradients: Sequence[torch.Tensor], factor: float
+    ) -> None:
+        """Let a worker's inner optimizer step."""
+        with in_place_of(self._parameters, worker.values, self._inner, worker.state) as state:
+            for parameter, gradient in zip(self._parameters, gradients, strict=True):
+                parameter.grad = gradient
             for group, rate in zip(self._inner.param_groups, self._rates, strict=True):
                 group["lr"] = rate * factor
             try:
@@ -403,14 +510,12 @@ class DiLoCo(Worker):
                 for group, rate in zip(self._inner.param_groups, self._rates, strict=True):
                     group["lr"] = rate
         worker.state = state
-        worker.loss = (
-            worker.loss + loss[0].detach().double()
-        )  # read at the end of the round: a device is not waited for
+        worker.loss = worker.loss + loss.double()  # read at the end of the round: a device is not waited for
         worker.steps += 1
 
     def _exchange(
-        self, shards: Shards, workers: Sequence[LogicalWorker], shares: Sequence[float], fragment: int
-    ) -> Handle[torch.Tensor]:
+        self, lanes: Lanes, workers: Sequence[LogicalWorker], shares: Sequence[float], fragment: int
+    ) -> UnderWay:
         """Begin to average the pseudo-gradients of a fragment, by the workers' shares, one flat tensor for each."""
         import torch
 
@@ -437,9 +542,7 @@ class DiLoCo(Worker):
             flats = [torch.from_numpy(feedback.sums(place)[0]) for place in range(len(workers))]
             feedback.commit()
         like = torch.empty(sum(self._parameters[n].numel() for n in places))
-        return self._job.group.all_reduce(
-            shards.leaves(flats, like=like), op="avg", algorithm=self._algorithm, wire=self._wire
-        )
+        return lanes.begin(flats, like, self._wire, 1 if self._form is None else self._form.codec.block)
 
     def _apply(
         self,
@@ -467,12 +570,6 @@ class DiLoCo(Worker):
                         own.mul_(self._mix).add_(value * (1.0 - self._mix))
                     else:
                         own.copy_(value)
-
-    def _mean_loss(self, shards: Shards, workers: Sequence[LogicalWorker]) -> Handle[np.ndarray[Any, Any]]:
-        leaves = [np.array([float(worker.loss) / max(worker.steps, 1)], np.float32) for worker in workers]
-        return self._job.group.all_reduce(
-            shards.leaves(leaves, like=np.empty(1, np.float32)), op="avg", algorithm=self._algorithm
-        )
 
     def _commit(
         self, values: Sequence[torch.Tensor], states: Mapping[int, State], loss: float, happened: RoundEntry

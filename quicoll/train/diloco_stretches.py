@@ -3,8 +3,11 @@
 The shell of quicoll.train.diloco_quorum, where it says what is decided and by whom:
 
     open     receives are posted: each other rank sends a byte when it ends the stretch. That is the hint
-    look     before each inner step: whether this rank stops here
-    close    the byte goes to all others, and what each worker here has done to all ranks, by an all_gather
+    look     before each inner step: whether this rank stops here. Where a home has several parts, each rank of it says
+             in the reduction of an inner step whether it wants to stop (`late`), and they all stop after the step where
+             any does
+    close    the byte goes to all others, and what each worker here has done to all ranks, by an all_gather: the
+             speaker of a home says it (quicoll.train.diloco_sites)
     settle   at the end of the round, when every rank has ended every stretch: nothing stays under way
 
 With a journal to be replayed the numbers are its own, and nobody sends a hint. Without a quorum all do all, and nothing
@@ -27,14 +30,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from quicoll.errors import PeerError
-from quicoll.numerics.canonical_order import leaves_of
 from quicoll.train.diloco_journal import RoundEntry
 from quicoll.train.diloco_quorum import Counts, StretchEnds, shares_in
 
 if TYPE_CHECKING:
     from quicoll.collectives.group import Group
     from quicoll.collectives.handle import Handle
-    from quicoll.collectives.shards import Shards
+    from quicoll.train.diloco_sites import WorkerHome
 
 __all__ = ["Stretches"]
 
@@ -47,7 +49,7 @@ class Stretches:
     def __init__(
         self,
         group: Group,
-        shards: Shards,
+        home: WorkerHome,
         stretches: Sequence[range],
         *,
         number: int,
@@ -61,16 +63,16 @@ class Stretches:
 
         Args:
             group: All ranks.
-            shards: The logical workers of this one.
+            home: Of this one.
             stretches: The inner steps of each.
             number: Of the round.
             quorum: As in `demand_quorum`.
             grace: Likewise.
             before: What each worker did in each stretch of the round before; None: there was none.
-            anew: Whether each worker of this rank begins the round anew.
+            anew: Whether each worker of this home begins the round anew.
             replayed: What is said of this round in a journal that is replayed; None: none is.
         """
-        self._group, self._shards, self._lengths, self._number = group, shards, stretches, number
+        self._group, self._home, self._lengths, self._number = group, home, stretches, number
         self._quorum = quorum if replayed is None else None
         self._grace_ns = round(grace * 1e9)
         self._counting = quorum is not None or replayed is not None
@@ -79,12 +81,12 @@ class Stretches:
         self._clock = asyncio.get_running_loop().time
         self._under_way: list[Handle[Any]] = []
         self._said: list[Handle[Any]] = []
-        self._mine: list[list[int]] = []  # of each closed stretch, what the workers of this rank did
+        self._mine: list[list[int]] = []  # of each closed stretch, what the workers of this home did
         self._table: list[list[int]] = []  # of each that was heard, what all did
         self._open = -1
         self._arrivals: StretchEnds | None = None
         self._limits: list[int] = []
-        self._anew = group.all_gather(np.array(anew, np.uint8))
+        self._anew = group.all_gather(np.array(anew if home.speaks else (), np.uint8))
         self._next()
 
     def _next(self) -> None:
@@ -93,7 +95,7 @@ class Stretches:
             return
         stretch = self._lengths[self._open]
         done = self._own(self._planned[self._open]) if self._planned else ()
-        self._limits = [stretch.start - 1 + each for each in done or [len(stretch)] * self._shards.count]
+        self._limits = [stretch.start - 1 + each for each in done or [len(stretch)] * len(self._home.workers)]
         self._arrivals = None
         if self._quorum is not None and stretch:
             self._arrivals = StretchEnds(self._quorum, self._grace_ns)
@@ -101,13 +103,13 @@ class Stretches:
                 self._receive(self._arrivals, rank)
 
     def _own(self, row: Sequence[int]) -> Sequence[int]:
-        return row[self._shards.first : self._shards.first + self._shards.count]
+        return row[self._home.workers.start : self._home.workers.stop]
 
     def _others(self) -> list[int]:
         return [rank for rank in range(self._group.world_size) if rank != self._group.rank]
 
     def _receive(self, arrivals: StretchEnds, rank: int) -> None:
-        workers = len(leaves_of(rank, self._group.world_size, self._shards.total))
+        workers = len(self._home.spoken_by(rank))
         handle = self._group.recv(np.empty(1, np.uint8), source=rank, timeout=_BOUNDED_ELSEWHERE_S)
         handle.add_done_callback(partial(self._heard, arrivals, workers))
         self._under_way.append(handle)
@@ -119,17 +121,21 @@ class Stretches:
     def _now_ns(self) -> int:
         return round(self._clock() * 1e9)
 
-    def look(self, done: int) -> None:
-        """Stop this rank's workers before an inner step, if they are to.
+    @property
+    def late(self) -> bool:
+        """Whether this rank wants its home to stop where it is."""
+        return self._arrivals is not None and self._arrivals.over(self._now_ns())
+
+    def stop(self, done: int) -> None:
+        """Let this home's workers do no more of the stretch; on all ranks of the home.
 
         Args:
-            done: The step's number in the round.
+            done: The number in the round of the last inner step that they do.
         """
-        if self._arrivals is not None and self._arrivals.over(self._now_ns()):
-            self._limits = [min(limit, done - 1) for limit in self._limits]
+        self._limits = [min(limit, done) for limit in self._limits]
 
     def does(self, place: int, done: int) -> bool:
-        """Return whether a worker of this rank does an inner step.
+        """Return whether a worker of this home does an inner step.
 
         Args:
             place: Which of them.
@@ -145,11 +151,12 @@ class Stretches:
                 self._under_way.append(sent)
         self._mine.append([limit - self._lengths[self._open].start + 1 for limit in self._limits])
         if self._counting:
-            self._said.append(self._group.all_gather(np.array(self._mine[-1], np.int64)))
+            told = self._mine[-1] if self._home.speaks else ()
+            self._said.append(self._group.all_gather(np.array(told, np.int64)))
         self._next()
 
     def share(self, place: int, stretch: int) -> float:
-        """Return what part a worker of this rank has done of what an exchange is of, 0 to 1.
+        """Return what part a worker of this home has done of what an exchange is of, 0 to 1.
 
         Args:
             place: Which of them.
@@ -206,9 +213,7 @@ class Stretches:
                         f"says that logical worker {worker} did {each} of the {len(self._lengths[number])} inner steps "
                         f"of a stretch of round {self._number}",
                         rank=next(
-                            rank
-                            for rank in range(self._group.world_size)
-                            if worker in leaves_of(rank, self._group.world_size, self._shards.total)
+                            rank for rank in range(self._group.world_size) if worker in self._home.spoken_by(rank)
                         ),
                         step=self._number,
                     )

@@ -86,9 +86,10 @@ def trained(
     data: bool = False,
     backup: int = 1,
     shards: int = WORKERS,
+    sites: str = "",
     **options: Any,
 ) -> Ended:
-    """Train on so many ranks. pace: simulated seconds of an inner step, also by rank."""
+    """Train on so many ranks. pace: simulated seconds of an inner step, also by rank. sites: a letter for each rank."""
     ended = Ended()
 
     async def worker(job: Job, _: Simulation) -> None:
@@ -106,7 +107,7 @@ def trained(
         ended.journals.add(diloco.journal)
         ended.models.append({name: value.detach().clone() for name, value in model.named_parameters()})
 
-    simulation = Simulation(worker, seed=3, settings=Settings(ranks=ranks, limit=400.0))
+    simulation = Simulation(worker, seed=3, settings=Settings(ranks=ranks, limit=400.0, sites=tuple(sites)))
     if events is not None:
         events(simulation)
     outcome = simulation.run()

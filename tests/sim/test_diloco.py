@@ -166,6 +166,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "an inner optimizer that is made with a state": {"inner": lambda model: torch.optim.Adagrad(model.parameters())},
     "int4 with what it loses": {"wire": "int4", "fragments": 2, "delay": 1},
     "the largest with what they lose": {"wire": "topk:1/8", "fragments": 3, "delay": 2},
+    "the largest in two bits with what they lose": {"wire": "topk-2bit:1/8", "fragments": 3, "delay": 2},
     "a wire format without feedback": {"wire": "int8", "feedback": False},
     "an inner optimizer that is made with a state, anew in each round": {
         "inner": lambda model: torch.optim.Adagrad(model.parameters()),
@@ -387,7 +388,7 @@ def test_a_rank_sends_in_a_round_what_one_exchange_of_gradients_takes_and_the_co
         assert 0 <= of_rounds - 2 * (exchanged + copied) < 400 + 2 * padding, (of_rounds, exchanged, copied)
 
 
-@pytest.mark.parametrize(("wire", "fewer"), [("int4", 400), ("topk:1/64", 2000)])
+@pytest.mark.parametrize(("wire", "fewer"), [("int4", 400), ("topk:1/64", 2000), ("topk-2bit:1/16", 2000)])
 @pytest.mark.parametrize("options", deep([{"fragments": 4, "delay": 2}], [{}, {"fragments": 4, "delay": 2}]))
 def test_a_round_of_a_hundred_steps_sends_as_many_times_fewer_bytes_than_gradients_in_each_step(
     wire: str, fewer: int, options: dict[str, Any]

@@ -101,3 +101,24 @@ def test_ranks_that_are_about_to_leave_own_nothing() -> None:
     layout = Layout(8, (0, 3))
     assert [len(layout.owned(rank)) for rank in range(4)] == [4, 0, 0, 4]
     assert layout.neighbours(1) == ()
+
+
+@given(st.integers(1, 12), st.lists(st.integers(1, 4), min_size=1, max_size=5), st.integers(0, 3))
+def test_peers_hold_what_their_owner_owns_and_keep_it_beside_further_owners(
+    blocks: int, sizes: list[int], backup: int
+) -> None:
+    ranks = iter(range(sum(sizes)))
+    homes = [[next(ranks) for _ in range(size)] for size in sizes]
+    layout = Layout(blocks, tuple(home[0] for home in homes), backup, tuple(tuple(home[1:]) for home in homes))
+    for place, home in enumerate(homes):
+        assert layout.together(place) == tuple(home)
+        for rank in home:
+            assert layout.held(rank) == layout.owned(home[0]) == leaves_of(place, len(homes), blocks)
+        assert all(not layout.owned(peer) and not layout.neighbours(peer) for peer in home[1:])
+    for block in range(blocks):
+        keepers = layout.keepers(block)
+        at = next(place for place, home in enumerate(homes) if home[0] == layout.owner(block))
+        assert keepers[: sizes[at]] == tuple(homes[at])
+        further = [homes[(at + each) % len(homes)][0] for each in range(1, layout.copies + 1)]
+        assert list(keepers[sizes[at] :]) == further
+        assert len(set(keepers)) == len(keepers)

@@ -80,7 +80,7 @@ async def test_values_count_from_the_commit_on_and_are_not_written_in_place() ->
     assert made["m"].tolist() == list(range(10))
     assert made["n"].dtype == np.int64
     assert made.pieces.agreed
-    assert (made.pieces.since, made.pieces.owners) == (1, ("n0",))
+    assert (made.pieces.since, made.pieces.owners) == (1, (("n0",),))
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_the_record_goes_with_the_replicated_state_and_load_does_not_see_it() ->
     record = {**made.pieces.record(), "since": 7, "owners": "n0\nn1"}
     state.load({"w": np.zeros(2), SHARDED: {"a": record}})
     assert [sorted(each) for each in loaded] == [["w"]]
-    assert (other.pieces.since, other.pieces.owners) == (7, ("n0", "n1"))
+    assert (other.pieces.since, other.pieces.owners) == (7, (("n0",), ("n1",)))
     with pytest.raises(LocalError, match="sharded state 'a': the job's is of 3 elements"):
         state.load({SHARDED: {"a": {**record, "made_of": "3 elements"}}})
     with pytest.raises(LocalError, match="other ones"):
