@@ -231,3 +231,30 @@ def test_the_last_two_that_publish_in_one_moment_both_see_that_all_have() -> Non
 
 def nothing(layout: SegmentLayout, counts: Counts) -> Passage:
     raise AssertionError("all payloads fit")
+
+
+def test_where_nobody_looks_a_small_call_after_the_first_leaves_the_engine_asleep() -> None:
+    """Whoever publishes last wakes the loop in front, awaited or not; the engine only for what may be large."""
+    host = Scripted(2, 0)
+    marks: dict[tuple[int, bool], bool] = {}
+    first, second = (Rank(FencedMemory(host, rank), marks) for rank in range(2))
+
+    def both(*, known: bool, attended: bool) -> dict[tuple[int, bool], bool]:
+        marks.clear()
+        first.call(first.near.row, attended=attended, known=known)
+        second.call(second.near.row, known=known)
+        return dict(marks)
+
+    assert both(known=True, attended=False) == {(0, False): True}  # nobody has been in front yet
+    assert first.wakes_up()
+    assert both(known=True, attended=True) == {(0, True): True}
+    assert first.wakes_up()
+    for _ in range(3):
+        assert both(known=True, attended=False) == {(0, True): True}
+        assert first.wakes_up()
+    assert both(known=False, attended=False) == {(0, True): True, (0, False): True}
+    assert first.wakes_up()
+    assert first.over == second.over == 6
+    assert both(known=True, attended=False) == {(0, True): True}
+    first.near.go_on()  # as where the step is left, before the loop has had a turn
+    assert first.over == 7
