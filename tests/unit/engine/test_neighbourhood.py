@@ -18,7 +18,7 @@ import quicoll.local.rooms
 from quicoll.engine.host import MetHost
 from quicoll.engine.neighbourhood import Neighbourhood
 from quicoll.engine.rows import CallRow, NearCall
-from quicoll.local.layout import SLOTS, SMALL_BYTES, SegmentLayout
+from quicoll.local.layout import FRONT, ROOM, SLOTS, SMALL_BYTES, WAKE, SegmentLayout
 from quicoll.local.passages import Moved, Passage, Routes
 from quicoll.local.small import Counts, SmallCall
 
@@ -258,3 +258,14 @@ def test_where_nobody_looks_a_small_call_after_the_first_leaves_the_engine_aslee
     assert both(known=True, attended=False) == {(0, True): True}
     first.near.go_on()  # as where the step is left, before the loop has had a turn
     assert first.over == 7
+
+
+def test_where_nobody_looks_a_small_call_that_waits_for_a_slot_still_tells_so() -> None:
+    host = Scripted(2, 0)
+    first, second = (Rank(FencedMemory(host, rank), {}) for rank in range(2))
+    first.call(first.near.row, attended=True, known=True)
+    for _ in range(SLOTS):
+        assert second.memory.load(0, WAKE) == FRONT
+        first.call(first.near.row, known=True)
+    assert first.near.row.small.waiting
+    assert second.memory.load(0, WAKE) & (FRONT | ROOM) == FRONT | ROOM
