@@ -18,7 +18,7 @@ import quicoll.local.rooms
 from quicoll.engine.host import MetHost
 from quicoll.engine.neighbourhood import Neighbourhood
 from quicoll.engine.rows import CallRow, NearCall
-from quicoll.local.layout import SLOTS, SMALL_BYTES, SegmentLayout
+from quicoll.local.layout import FRONT, ROOM, SLOTS, SMALL_BYTES, WAKE, SegmentLayout
 from quicoll.local.passages import Moved, Passage, Routes
 from quicoll.local.small import Counts, SmallCall
 
@@ -231,3 +231,41 @@ def test_the_last_two_that_publish_in_one_moment_both_see_that_all_have() -> Non
 
 def nothing(layout: SegmentLayout, counts: Counts) -> Passage:
     raise AssertionError("all payloads fit")
+
+
+def test_where_nobody_looks_a_small_call_after_the_first_leaves_the_engine_asleep() -> None:
+    """Whoever publishes last wakes the loop in front, awaited or not; the engine only for what may be large."""
+    host = Scripted(2, 0)
+    marks: dict[tuple[int, bool], bool] = {}
+    first, second = (Rank(FencedMemory(host, rank), marks) for rank in range(2))
+
+    def both(*, known: bool, attended: bool) -> dict[tuple[int, bool], bool]:
+        marks.clear()
+        first.call(first.near.row, attended=attended, known=known)
+        second.call(second.near.row, known=known)
+        return dict(marks)
+
+    assert both(known=True, attended=False) == {(0, False): True}  # nobody has been in front yet
+    assert first.wakes_up()
+    assert both(known=True, attended=True) == {(0, True): True}
+    assert first.wakes_up()
+    for _ in range(3):
+        assert both(known=True, attended=False) == {(0, True): True}
+        assert first.wakes_up()
+    assert both(known=False, attended=False) == {(0, True): True, (0, False): True}
+    assert first.wakes_up()
+    assert first.over == second.over == 6
+    assert both(known=True, attended=False) == {(0, True): True}
+    first.near.go_on()  # as where the step is left, before the loop has had a turn
+    assert first.over == 7
+
+
+def test_where_nobody_looks_a_small_call_that_waits_for_a_slot_still_tells_so() -> None:
+    host = Scripted(2, 0)
+    first, second = (Rank(FencedMemory(host, rank), {}) for rank in range(2))
+    first.call(first.near.row, attended=True, known=True)
+    for _ in range(SLOTS):
+        assert second.memory.load(0, WAKE) == FRONT
+        first.call(first.near.row, known=True)
+    assert first.near.row.small.waiting
+    assert second.memory.load(0, WAKE) & (FRONT | ROOM) == FRONT | ROOM
