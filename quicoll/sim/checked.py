@@ -16,7 +16,7 @@ from quicoll.errors import QuicollError
 from quicoll.job import Job
 from quicoll.sim.digests import bits_digest
 from quicoll.sim.disk.files import Halted
-from quicoll.sim.invariants import Carrier
+from quicoll.sim.invariants import MemoryUse
 from quicoll.sim.machine import Departed
 from quicoll.sim.misconduct import Forgery
 from quicoll.step.context import Step
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from quicoll.stop import StopRequest
     from quicoll_transport.sim import HostLoop
 
-__all__ = ["GRACE_S", "CheckedGroup", "CheckedJob", "CheckedSteps", "carrier_of", "collectives", "within"]
+__all__ = ["GRACE_S", "CheckedGroup", "CheckedJob", "CheckedSteps", "collectives", "memory_use", "within"]
 
 _OF_PAIRS = ("send", "recv")  # which two ranks call and the others do not
 GRACE_S = 1.0  # of the host's own clock: a deadline's own work, and the answer's way back
@@ -246,7 +246,7 @@ class CheckedSteps(StepProtocol):
             changed = {name: bits for name, bits in self._tensors().items() if self._entered.get(name) != bits}
             self._checker.habits.changed(self._config.node, view_id, opened[0], attempt.number, changed)
             self._machine.on_vote()
-            carrier = carrier_of(self._engine, view_id, self._context.view.nodes)
+            carrier = memory_use(self._engine, view_id, self._context.view.nodes)
             if carrier is not None:
                 self._checker.carries(self._config.node, view_id, carrier)
         with within(self._config.hold_timeout, "a vote", machine=self._machine, checker=self._checker):
@@ -358,10 +358,10 @@ def _look_at_time(
         checker.break_("deadline", f"{what} on {name} took {took:.3f} s, {limit:g} s were given", node=name)
 
 
-def carrier_of(engine: Engine, view_id: int, nodes: Sequence[str]) -> Carrier | None:
+def memory_use(engine: Engine, view_id: int, nodes: Sequence[str]) -> MemoryUse | None:
     """Return what a rank uses of its host's memory; None where the view is not the one installed last. nodes: of it."""
     ranks = engine.by_memory(view_id)
-    return None if ranks is None else Carrier(engine.near(view_id) is not None, tuple(nodes[rank] for rank in ranks))
+    return None if ranks is None else MemoryUse(engine.near(view_id) is not None, tuple(nodes[rank] for rank in ranks))
 
 
 def _without(state: Any, own: tuple[tuple[str, ...], ...], path: tuple[str, ...] = ()) -> Any:

@@ -65,7 +65,7 @@ from quicoll.observability.events import Event as Observed
 from quicoll.observability.events import Observers
 from quicoll.observability.flight import FlightRecorder
 from quicoll.sim.anew import leave_one
-from quicoll.sim.checked import CheckedJob, carrier_of
+from quicoll.sim.checked import CheckedJob, memory_use
 from quicoll.sim.database import DatabaseCalls, SimDatabase, SimStore
 from quicoll.sim.hosts import SimHosts
 from quicoll.sim.invariants import CheckedStore
@@ -503,7 +503,7 @@ class Fleet:
         if event.kind == "view_installed" and machine.engine is not None and self.hosts is not None:
             view_id, nodes, where = event.fields["view"], event.fields["nodes"], self.hosts.where
             beside = tuple(each for each in nodes if each != machine.name and where[each] == where[machine.name])
-            carrier = carrier_of(machine.engine, view_id, nodes)
+            carrier = memory_use(machine.engine, view_id, nodes)
             if carrier is not None:
                 self._checker.carried(machine.name, view_id, carrier, beside)
 

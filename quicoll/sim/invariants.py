@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from quicoll.membership.journal import RecordStore
     from quicoll.membership.view import View
 
-__all__ = ["INVARIANTS", "Carrier", "CheckedStore", "Checker", "ReferenceDigest", "ReplayedDigest"]
+__all__ = ["INVARIANTS", "CheckedStore", "Checker", "MemoryUse", "ReferenceDigest", "ReplayedDigest"]
 
 
 INVARIANTS = (
@@ -93,7 +93,7 @@ ReplayedDigest = Callable[[int, Mapping[str, Any]], bytes]
 """Digest of the state after a step, of the step and of the state, which may tell how it came to be."""
 
 
-class Carrier(NamedTuple):
+class MemoryUse(NamedTuple):
     """What a rank of a view uses of its host's memory. whole: calls go through it. nodes: the other ones that it hands
     what it can through it; none where it uses none."""
 
@@ -135,7 +135,7 @@ class Checker:
         self._apart: dict[str, None] = {}  # forgers that were believed: they themselves hold something else
         self._verdicts: dict[int, tuple[str, str, str]] = {}  # by view: the kind of failure, who is blamed, on whom
         self._calls: dict[_Call, dict[str, None]] = {}  # who has called it
-        self._carriers: dict[int, dict[str, Carrier]] = {}  # by view and node
+        self._carriers: dict[int, dict[str, MemoryUse]] = {}  # by view and node
         self._counts: dict[tuple[str, int, int], int] = {}  # by node, view and group
         self.held: dict[str, tuple[int, int]] = {}  # by node: decision and step of the state of its living process
         self._reached: dict[int, int] = {}  # by step: the last decision of a state after it
@@ -387,7 +387,7 @@ class Checker:
             which = f"{name} (call {call[2]} of its group in view {call[0]})"
             self.break_("together", f"{which} ended on {node} before {', '.join(absent)} called it", node=node)
 
-    def carried(self, node: str, view_id: int, carrier: Carrier, beside: tuple[str, ...]) -> None:
+    def carried(self, node: str, view_id: int, carrier: MemoryUse, beside: tuple[str, ...]) -> None:
         """A rank goes to work in a view. beside: the other nodes of the view that are on its host."""
         known = self._carriers.setdefault(view_id, {})
         known[node] = carrier
@@ -399,7 +399,7 @@ class Checker:
             if (theirs.whole, bool(theirs.nodes)) != (carrier.whole, bool(carrier.nodes)):
                 self.break_("one-carrier", f"in view {view_id} {node} {carrier}, and {other} {theirs}", node=node)
 
-    def carries(self, node: str, view_id: int, carrier: Carrier) -> None:
+    def carries(self, node: str, view_id: int, carrier: MemoryUse) -> None:
         """A rank is at work in a view."""
         before = self._carriers.get(view_id, {}).get(node, carrier)
         if before != carrier:

@@ -8,7 +8,7 @@ import pytest
 from quicoll.membership.coordinator.history import InstalledView
 from quicoll.membership.view import Member, View
 from quicoll.sim.digests import state_digest
-from quicoll.sim.invariants import Carrier, Checker
+from quicoll.sim.invariants import Checker, MemoryUse
 
 RIGHT, FORGED, OTHER = ({"w": np.full(3, value)} for value in (1.0, 2.0, 3.0))
 NODES = ["worker-0", "worker-1", "worker-2"]
@@ -171,24 +171,24 @@ def test_a_forger_whose_checkpoint_a_person_has_chosen_may_forge_it_again_and_be
     assert "worker-2 holds other bits than worker-1" in broken(made)
 
 
-PARCELS, CALLS, NONE = Carrier(False, ("worker-1",)), Carrier(True, ("worker-1",)), Carrier(False, ())
+PARCELS, CALLS, NONE = MemoryUse(False, ("worker-1",)), MemoryUse(True, ("worker-1",)), MemoryUse(False, ())
 
 
 @pytest.mark.parametrize(
     ("carrier", "other", "broken_by"),
     [
-        (PARCELS, Carrier(False, ("worker-0",)), ""),
-        (CALLS, Carrier(True, ("worker-0",)), ""),
+        (PARCELS, MemoryUse(False, ("worker-0",)), ""),
+        (CALLS, MemoryUse(True, ("worker-0",)), ""),
         (NONE, NONE, ""),
         (PARCELS, NONE, "worker-1 uses no memory of its host, and worker-0 hands parcels to worker-1 through memory"),
-        (NONE, Carrier(False, ("worker-0",)), "worker-1 hands parcels to worker-0"),
-        (CALLS, Carrier(False, ("worker-0",)), "and worker-0 hands calls to worker-1 through memory"),
-        (PARCELS, Carrier(False, ("worker-0", "worker-2")), "on its host is worker-0"),
-        (PARCELS, Carrier(False, ("worker-2",)), "on its host is worker-0"),
+        (NONE, MemoryUse(False, ("worker-0",)), "worker-1 hands parcels to worker-0"),
+        (CALLS, MemoryUse(False, ("worker-0",)), "and worker-0 hands calls to worker-1 through memory"),
+        (PARCELS, MemoryUse(False, ("worker-0", "worker-2")), "on its host is worker-0"),
+        (PARCELS, MemoryUse(False, ("worker-2",)), "on its host is worker-0"),
     ],
 )
 def test_ranks_of_a_host_all_use_its_memory_in_one_way_for_each_other_or_none_does(
-    carrier: Carrier, other: Carrier, broken_by: str
+    carrier: MemoryUse, other: MemoryUse, broken_by: str
 ) -> None:
     made = Checker(lambda: 0.0, seed=1, world_size=3)
     made.carried("worker-0", 1, carrier, ("worker-1",))
