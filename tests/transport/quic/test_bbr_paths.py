@@ -165,3 +165,30 @@ def test_a_rate_that_is_remembered_as_half_or_double_costs_three_operations_at_m
     ratios = operations(wrong, queue=queue)
     assert max(ratios[3:]) < 1.15, ratios
     assert ratios[0] < 2.0, ratios
+
+
+def after_heartbeats(seconds: int, *, warm: bool) -> float:
+    """One operation after so many seconds of a heartbeat each, over what the line alone takes for it.
+
+    warm: whether operations were before that silence.
+    """
+    line, back = bottleneck(1.0), Line(7, delay_ns=RTT // 2)
+    transfer = Transfer(2, Bbr(DATAGRAM, random.Random(1).randbytes), line, back, paced=True, ack_delay_ns=5 * MS)
+    transfer.run()
+    packets = 4 * CONTENTS // DATAGRAM
+    for _ in range(4 * warm):
+        transfer.ask(packets)
+        transfer.run()
+    for _ in range(seconds):
+        transfer.now_ns += S
+        transfer.ask(1)
+        transfer.run()
+    begin = transfer.now_ns
+    transfer.ask(packets)
+    return (transfer.run() - begin) / (packets * DATAGRAM * S / RATE + RTT)
+
+
+@pytest.mark.parametrize("seconds", [1, 8, 60])
+def test_heartbeats_of_a_silence_say_nothing_of_the_path(seconds: int) -> None:
+    assert after_heartbeats(seconds, warm=True) < 1.1
+    assert after_heartbeats(seconds, warm=False) < after_heartbeats(0, warm=False) * 1.2

@@ -366,6 +366,29 @@ def test_samples_while_there_was_nothing_to_send_are_marked() -> None:
     assert recovery.delivery_rate == 20_000
 
 
+def test_a_heartbeat_on_an_idle_connection_is_limited_however_often_it_comes() -> None:
+    recovery = recovery_of(recorder := Recorder())
+    for at in range(4):
+        send(recovery, at, at + 1, at * 1000 * RTT)
+        recovery.on_app_limited()
+        recovery.on_ack([(0, at + 1)], 0, at * 1000 * RTT + RTT)
+    samples = [sample for sample in recorder.told if isinstance(sample, AckSample)]
+    assert [sample.app_limited for sample in samples[1:]] == [True] * 3
+    assert recovery.delivery_rate == 10_000, "only the first, before anything was known of the application"
+
+
+def test_after_a_silence_the_first_flight_is_limited_and_the_next_is_not() -> None:
+    recovery = recovery_of(recorder := Recorder())
+    recovery.on_app_limited()
+    send(recovery, 0, 10, 0)
+    recovery.on_ack([(0, 5)], 0, RTT)
+    send(recovery, 10, 15, RTT)
+    recovery.on_ack([(0, 10)], 0, RTT + 1)
+    recovery.on_ack([(0, 15)], 0, 2 * RTT)
+    samples = [sample for sample in recorder.told if isinstance(sample, AckSample)]
+    assert [sample.app_limited for sample in samples] == [True, True, False]
+
+
 # -- a run is its packets -------------------------------------------------------------------------------------------
 
 Step = tuple[str, int, int, list[tuple[int, int]], list[int], bool]

@@ -183,7 +183,7 @@ class LossRecovery(Generic[Item]):
         self._first_sample_ns: int | None = None
         # delivery rate
         self._delivered = self._delivered_ns = self._began_ns = 0
-        self._limited_until = 0  # of `_delivered`: before, samples are limited by the application
+        self._limited_until = -1  # of `_delivered`: until then, samples are limited by the application
         self._rates: deque[int] = deque(maxlen=_RATES)
 
     @property
@@ -208,7 +208,7 @@ class LossRecovery(Generic[Item]):
         if not self.in_flight:
             self._began_ns = self._delivered_ns = now_ns
         run._delivered, run._delivered_ns, run._began_ns = self._delivered, self._delivered_ns, self._began_ns
-        run._app_limited = self._limited_until > self._delivered
+        run._app_limited = self._limited_until >= self._delivered
         self.controller.on_sent(nbytes, self.in_flight, now_ns)
         self._runs.append(run)
         self._packets += run.stop - run.first
@@ -216,8 +216,13 @@ class LossRecovery(Generic[Item]):
         self._last_sent_ns = now_ns
 
     def on_app_limited(self) -> None:
-        """There is nothing more to send, though the window has room: what follows says little about the path."""
-        self._limited_until = max(self._delivered + self.in_flight, 1)
+        """There is nothing more to send, though the window has room: what follows says little about the path.
+
+        Until more was acknowledged than is in flight now. So the first flight after a silence is limited as well: its
+        bytes are counted over a whole round trip in which little was delivered. (A heartbeat once a second would pass
+        for a path of twenty bytes a second.)
+        """
+        self._limited_until = self._delivered + self.in_flight
 
     def on_ack(self, ranges: Sequence[tuple[int, int]], delay_ns: int, now_ns: int) -> AckOutcome[Item]:
         """Take an acknowledgement.
@@ -267,7 +272,7 @@ class LossRecovery(Generic[Item]):
         self._period += 1  # whatever was lost before no longer counts for it
         self._period_ns, self._period_before_ns, self._period_lost = -1, -1, 0
         self._stretch = self._first_sample_ns = None
-        self._limited_until = 0
+        self._limited_until = -1
         self._rates.clear()
 
     # -- what has arrived ------------------------------------------------------------------------------------------
