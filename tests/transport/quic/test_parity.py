@@ -62,11 +62,11 @@ class Line:
 
     @property
     def client(self) -> Any:
-        return self.net.client.plane  # type: ignore[attr-defined]
+        return self.net.client.plane
 
     @property
     def server(self) -> Any:
-        return self.net.server.plane  # type: ignore[attr-defined]
+        return self.net.server.plane
 
     def believe(self, share: float, burst: int = 1) -> None:
         """Let the client take it that packets are lost."""
@@ -130,7 +130,7 @@ def test_a_side_without_bbr_takes_parity_and_sends_none(credentials_of: Credenti
         PlanePeer.client(credentials_of("a"), a), lambda first: PlanePeer.server(credentials_of("b"), first, b)
     )
     net.shake_hands()
-    client, server = net.client.plane, net.server.plane  # type: ignore[attr-defined]
+    client, server = net.client.plane, net.server.plane
     assert (client.protection, server.repairs) == (None, None)
     assert server.protection is not None
     assert client.repairs is not None
@@ -172,7 +172,7 @@ def test_a_tail_of_several_streams_is_repaired_though_some_of_them_are_whole_and
 def test_the_end_of_a_stream_that_is_lost_is_repaired_with_its_end(line: Make) -> None:
     path = line()
     path.believe(0.01)
-    sent = path.net.client.open(random.Random(1).randbytes(142 * STEP))  # type: ignore[attr-defined]
+    sent = path.net.client.open(random.Random(1).randbytes(142 * STEP))
     path.lose = {141}
     path.net.until(lambda: path.net.server.ended.get(sent.id, False))
     assert path.server.repairs.repaired_bytes == pytest.approx(STEP, abs=3)
@@ -191,15 +191,15 @@ def test_a_stream_that_is_given_up_harms_no_other_one(line: Make) -> None:
     path = line()
     path.believe(0.01)
     path.lose = {5, 100}
-    gone = path.net.client.open(bytes(100_000), fin=False)  # type: ignore[attr-defined]
+    gone = path.net.client.open(bytes(100_000), fin=False)
     other = random.Random(2).randbytes(100_000)
-    kept = path.net.client.open(other)  # type: ignore[attr-defined]
+    kept = path.net.client.open(other)
     path.net.carry()
     path.client.outbound.reset(gone, 7)
     path.net.until(lambda: path.net.server.ended.get(kept.id, False))
     assert path.net.server.received[kept.id] == other
     path.net.run(1000 * MS)
-    assert path.net.server.resets == {gone.id: 7}  # type: ignore[attr-defined]
+    assert path.net.server.resets == {gone.id: 7}
     assert len(path.client.outbound) == 0
     assert not packets_of(path)
 
