@@ -247,7 +247,7 @@ def test_types_that_would_not_shrink_or_have_no_sense_are_refused() -> None:
 def test_an_unknown_format_is_refused_with_those_there_are() -> None:
     assert codec_of("int8") is INT8_WIRE
     assert codec_of("topk:1/64") is codec_of("topk:1/64")
-    known = "use one of bfloat16, int8, int4, topk:1/n with n from 2 to 4096"
+    known = "use one of bfloat16, int8, int4, topk:1/n or topk-2bit:1/n with n from 2 to 4096"
     for name in ("fp4", "topk", "topk:1/1", "topk:1/4097", "topk:1/064", "topk:2/64", "topk:1/64 ", "topk:1/\u0664", 8):
         with pytest.raises(LocalError, match=f"is not known; {known}"):
             codec_of(name)
