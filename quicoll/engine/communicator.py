@@ -130,8 +130,12 @@ class Communicator:
         self.near = near
         self.ways = tuple(ways)
         self._ways: dict[int, Way] = dict(links)
+        self._in_memory: dict[int, Way] = {}
         for each in ways:
-            self._ways.update(each.to(links))
+            found = each.to(links)
+            self._ways.update(found)
+            if each.in_memory:
+                self._in_memory.update(found)
         self._flight = flight
         self._late = late
         self._calls = Calls(view, rank)
@@ -155,7 +159,7 @@ class Communicator:
         """The other ranks that this one hands what it can through the memory of its host."""
         if self.near is not None:
             return tuple(sorted(self._links))
-        return tuple(sorted(rank for rank, way in self._ways.items() if way is not self._links[rank]))
+        return tuple(sorted(rank for rank, way in self._in_memory.items() if self._ways[rank] is way))
 
     # -- what arrives --------------------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ import numpy as np
 import quicoll
 import quicoll_transport.link.inbox
 from quicoll.collectives.context import CallContext
+from quicoll.engine.host_ways import HostWays
 from quicoll.errors import LocalError, QuicollError
 from quicoll.testing import corrupt_payloads
 from quicoll_transport.faults.compose import PayloadCorrupt
@@ -118,8 +119,9 @@ class Trainer:
 
     def count_parcels(self, job: quicoll.Job) -> None:
         communicator = job.group._context.engine._views.communicator
-        ways = None if communicator is None else communicator.ways
-        if ways is not None:
+        for ways in () if communicator is None else communicator.ways:
+            if not isinstance(ways, HostWays):
+                continue
             last, self._given = self._given, (communicator.view.view_id, ways.parcels.given)
             count = self._given[1] - (last[1] if last[0] == self._given[0] else 0)
             if count:

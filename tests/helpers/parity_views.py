@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pytest
 
 import quicoll.testing
+from quicoll.engine.host_ways import HostWays
 from quicoll.engine.this_host import ThisHost
 from quicoll.sim import Settings, Simulation
 from quicoll.testing import cluster
 from quicoll_transport.net.udp import UdpSocket
 
 if TYPE_CHECKING:
-    from quicoll.engine.host_ways import HostWays
     from quicoll.job import Job
 
 __all__ = ["Ran", "RunRanks", "on_real_hosts", "on_simulated_hosts", "ways_of"]
@@ -71,8 +71,8 @@ def ways_of(job: Job) -> HostWays:
     """Return the ways of a rank to those of its host."""
     communicator = job.group._context.engine._views.communicator
     assert communicator is not None
-    assert communicator.ways is not None
-    return communicator.ways
+    (ways,) = (each for each in communicator.ways if isinstance(each, HostWays))
+    return ways
 
 
 def on_real_hosts(work: Work, *, apart: bool = False, short: int | None = None) -> Ran:
