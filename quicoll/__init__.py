@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from quicoll.tiers.tier_set import TierSet
     from quicoll.tiers.tiers import Tiers
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "AuditError",
