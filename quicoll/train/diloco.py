@@ -71,7 +71,7 @@ from quicoll.numerics.feedback import ErrorFeedback
 from quicoll.numerics.reduce import ReduceOp
 from quicoll.state.sharded import Sharded, layout_in
 from quicoll.train.diloco_journal import RoundJournal
-from quicoll.train.diloco_lanes import Lanes
+from quicoll.train.diloco_lanes import SiteLanes
 from quicoll.train.diloco_quorum import demand_quorum, stretches_of
 from quicoll.train.diloco_sites import WorkerHome
 from quicoll.train.diloco_stretches import Stretches
@@ -278,7 +278,7 @@ class DiLoCo(Worker):
         )  # fmt: skip
         directory = None if checkpoints is None else checkpoints.directory
         self._archive = self._own.index = PieceArchive(_PREFIX, directory, "torch")
-        self._groups: tuple[int, Lanes] | None = None  # of a view
+        self._groups: tuple[int, SiteLanes] | None = None  # of a view
         self.loss = float("nan")
 
     def _sharded(self) -> Mapping[str, Sharded]:
@@ -368,20 +368,20 @@ class DiLoCo(Worker):
         times.communication += clock() - began
         return lambda: self._commit(values, states, loss, happened)
 
-    def _lanes_in(self, step: Step) -> Lanes:
+    def _lanes_in(self, step: Step) -> SiteLanes:
         """The groups of the view in which a step runs."""
         view, group = step.view, self._job.group
         if view is None:
             raise AssertionError("a round is computed inside of its step")
         if self._groups is None or self._groups[0] != view.view_id:
             home = WorkerHome.of(layout_in(view, self._own.pieces.spec), group.rank, self._per_worker)
-            self._groups = view.view_id, Lanes(group, home, parts=self._per_worker, algorithm=self._algorithm)
+            self._groups = view.view_id, SiteLanes(group, home, parts=self._per_worker, algorithm=self._algorithm)
         return self._groups[1]
 
     async def _inner_step(
         self,
         step: Step,
-        lanes: Lanes,
+        lanes: SiteLanes,
         workers: Sequence[LogicalWorker],
         said: Stretches,
         done: int,
@@ -461,7 +461,7 @@ class DiLoCo(Worker):
 
     async def _train_together(
         self,
-        lanes: Lanes,
+        lanes: SiteLanes,
         workers: Sequence[LogicalWorker],
         work: Sequence[Sequence[Part]],
         weights: Sequence[Sequence[float]],
@@ -514,7 +514,7 @@ class DiLoCo(Worker):
         worker.steps += 1
 
     def _exchange(
-        self, lanes: Lanes, workers: Sequence[LogicalWorker], shares: Sequence[float], fragment: int
+        self, lanes: SiteLanes, workers: Sequence[LogicalWorker], shares: Sequence[float], fragment: int
     ) -> UnderWay:
         """Begin to average the pseudo-gradients of a fragment, by the workers' shares, one flat tensor for each."""
         import torch

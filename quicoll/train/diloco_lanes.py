@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from quicoll.numerics.codecs import WireFormat
     from quicoll.plan.schedule import AlgorithmName
 
-__all__ = ["Lanes", "UnderWay"]
+__all__ = ["SiteLanes", "UnderWay"]
 
 UnderWay = list["Handle[torch.Tensor]"]
 """The lanes of a fragment that this rank carries, in order."""
 
 
-class Lanes:
+class SiteLanes:
     """See the module's head."""
 
     def __init__(self, group: Group, home: WorkerHome, *, parts: int, algorithm: AlgorithmName) -> None:
