@@ -45,8 +45,7 @@ class Flat(torch.nn.Module):
         self.values = torch.nn.ParameterList([torch.nn.Parameter(torch.randn(size)) for size in sizes])
 
     def forward(self, goal: float) -> torch.Tensor:
-        found: torch.Tensor = sum(((each - goal) ** 2).mean() for each in self.values)  # type: ignore[assignment]
-        return found
+        return torch.stack([((each - goal) ** 2).mean() for each in self.values]).sum()
 
 
 def measured(options: argparse.Namespace, parameters: int, congestion: str) -> dict[str, Any]:

@@ -78,7 +78,7 @@ class World:
                     denied=(),
                 )
                 self.starting = node
-                self.lanes[node].start(lanes[node], settings, cast("Any", None), cast("Any", self))
+                self.lanes[node].start(lanes[node], settings, cast("Any", None), cast("Any", self), hosts=[""])
 
     def emit(self, node: str, kind: str, **fields: Any) -> None:
         self.events.append((node, kind, fields))
