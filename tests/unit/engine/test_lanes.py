@@ -78,7 +78,7 @@ class World:
                     denied=(),
                 )
                 self.starting = node
-                self.lanes[node].start(lanes[node], settings, cast("Any", None), cast("Any", self))
+                self.lanes[node].start(lanes[node], settings, cast("Any", None), cast("Any", self), hosts=("",))
 
     def emit(self, node: str, kind: str, **fields: Any) -> None:
         self.events.append((node, kind, fields))
@@ -174,7 +174,7 @@ async def test_lanes_join_when_both_are_open_with_marks_that_each_was_told_whoev
     assert at_a.shows != at_a.expects
     first = at_a.shows
     world.handles["a"][0].on_report(LanePaired(1, "b"))
-    assert world.events == [("a", "lane_used", {"view": 1, "lane": 0, "peer": "b"})]
+    assert world.events == [("a", "lane_used", {"view": 1, "lane": 0, "peer": "b", "address": "10.0.0.1"})]
     await world.settle(2)  # with other marks
     world.deliver()
     *_, again = (each for each in world.handles["a"][0].orders if isinstance(each, JoinLane))
