@@ -122,7 +122,7 @@ async def test_a_lane_whose_address_is_of_another_host_is_lost_by_name_and_the_o
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 async def test_a_lane_that_is_killed_or_stands_still_costs_no_view_and_no_bit(number: signal.Signals) -> None:
     heard = Heard()
-    async with cluster(2, observer=heard, lanes=1, lost_after=1.0) as jobs:
+    async with cluster(2, observer=heard, lanes=1, lost_after=5.0) as jobs:
         await heard.paired(2)
         first, _ = lanes_of(os.getpid())
         await all_reduce(jobs)

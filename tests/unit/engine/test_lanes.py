@@ -42,6 +42,9 @@ class Handle:
     def order(self, order: LaneOrder) -> None:
         self.orders.append(order)
 
+    def kill(self) -> None:
+        """It is killed, where the machine is so slow that its engine has asked it in vain."""
+
     async def aclose(self) -> None:
         """It has ended."""
 
@@ -78,7 +81,7 @@ class World:
                     denied=(),
                 )
                 self.starting = node
-                self.lanes[node].start(lanes[node], settings, cast("Any", None), cast("Any", self), hosts=[""])
+                self.lanes[node].start(lanes[node], settings, cast("Any", None), cast("Any", self), hosts=("",))
 
     def emit(self, node: str, kind: str, **fields: Any) -> None:
         self.events.append((node, kind, fields))
@@ -174,7 +177,7 @@ async def test_lanes_join_when_both_are_open_with_marks_that_each_was_told_whoev
     assert at_a.shows != at_a.expects
     first = at_a.shows
     world.handles["a"][0].on_report(LanePaired(1, "b"))
-    assert world.events == [("a", "lane_used", {"view": 1, "lane": 0, "peer": "b"})]
+    assert world.events == [("a", "lane_used", {"view": 1, "lane": 0, "peer": "b", "address": "10.0.0.1"})]
     await world.settle(2)  # with other marks
     world.deliver()
     *_, again = (each for each in world.handles["a"][0].orders if isinstance(each, JoinLane))
