@@ -42,9 +42,6 @@ class Handle:
     def order(self, order: LaneOrder) -> None:
         self.orders.append(order)
 
-    def kill(self) -> None:
-        """It is killed, where the machine is so slow that its engine has asked it in vain."""
-
     async def aclose(self) -> None:
         """It has ended."""
 
@@ -72,7 +69,7 @@ class World:
                 settings = LaneSettings(
                     host="",
                     incarnation=1,
-                    lost_ns=1,
+                    lost_ns=10**12,  # none of them answers, and none is missed
                     connect_ns=1,
                     congestion="",
                     parity="",
