@@ -219,11 +219,11 @@ def like(kind: str, size: int) -> Any:
 def test_results_lie_in_memory_that_earlier_ones_have_left(kind: str, dtype: str) -> None:
     recycler = Recycler()
     if kind == "torch":
-        value: Any = torch.zeros(3, SIZE // 8, dtype=getattr(torch, dtype))
+        value: Any = torch.zeros(3, SIZE // 4, dtype=getattr(torch, dtype))
     elif dtype == "bfloat16":
-        value = source(torch.zeros(3, SIZE // 8, dtype=torch.bfloat16)).flat.reshape(3, -1)
+        value = source(torch.zeros(3, SIZE // 4, dtype=torch.bfloat16)).flat.reshape(3, -1)
     else:
-        value = np.zeros((3, SIZE // 8), dtype)
+        value = np.zeros((3, SIZE // 4), dtype)
     place = allocate(source(value), recycler=recycler)
     place.flat[:] = 1
     given = place.commit()
@@ -237,6 +237,7 @@ def test_results_lie_in_memory_that_earlier_ones_have_left(kind: str, dtype: str
     assert recycler.kept == 0
     assert address(allocate(source(value), recycler=recycler).commit()) != where
     kept = recycler.kept
+    assert kept >= LEAST_RECYCLED  # a smaller one would be malloc's, which may do as it likes
     del row
     assert recycler.kept == 2 * kept
     assert address(allocate(source(value), recycler=recycler).commit()) == where
