@@ -33,7 +33,10 @@ def trace_run(
         Path, typer.Argument(metavar="FILE", help="The timeline, for ui.perfetto.dev.", show_default=False)
     ],
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object: files that were read, and why others were not.")
+        bool,
+        typer.Option(
+            "--json", help="Print one JSON object: how many files are drawn, and which were not read whole, or at all."
+        ),
     ] = False,
 ) -> None:
     """Write one timeline of all ranks: views, steps, operations and events, for Perfetto.
@@ -54,7 +57,7 @@ def trace_run(
 def write_timeline(directory: Path, file: Path) -> tuple[int, dict[str, str]]:
     """Write the timeline of a directory, and say what could not be read of it.
 
-    Returns how many files were read, and why others were not, or not whole, by name.
+    Returns how many files are drawn, and by name why files were not read whole (those are drawn too), or not at all.
     """
     files, unread = read_traces(directory)
     for name, why in unread.items():

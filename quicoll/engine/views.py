@@ -189,12 +189,25 @@ class Views:
         communicator = self.installed(action.view_id)
         if communicator is None:
             return False
-        self._note_lost(*action.lost)
+        self._tell_lost(action)
         communicator.end(error_of_end(communicator.view, action))
         if communicator.end_error is not None:
             self._ends.keep(action.view_id, communicator.end_error)
         self._emit("view_ended", view=action.view_id, cause=action.cause, lost=list(action.lost))
         return True
+
+    def _tell_lost(self, action: Deactivate) -> None:
+        """Tell of peers whose loss only the coordinator has noticed, or noticed first: one loss, told once.
+
+        A view that ends for nobody's fault is followed by another one without those who left as they should; they are
+        no losses.
+        """
+        known = (self._node, *self._lost)
+        self._note_lost(*action.lost)
+        if action.culprit:
+            for node in action.lost:
+                if node not in known:
+                    self._emit("peer_lost", peer=node, cause="the coordinator says so")
 
     def _note_lost(self, *nodes: str) -> None:
         self._lost += [node for node in nodes if node not in self._lost]

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from quicoll import checkpoint
+from quicoll import checkpoint, join
 from quicoll.cli.main import main
 from quicoll_transport.security.authority import create_authority, issue
 
@@ -113,6 +115,53 @@ def test_an_interrupted_coordinator_says_so_in_one_line_and_a_terminated_one_has
     refused = quicoll(*arguments, "--seed", "8")
     assert refused.stderr == "quicoll: seed 8 is asked for, but the journal was begun with 7\n"
     assert refused.returncode == 2
+
+
+def test_a_coordinator_prints_each_event_as_an_object_and_nothing_else_on_stdout(tmp_path: Path) -> None:
+    create_authority(tmp_path, job="alpha")
+    issue(tmp_path, role="coordinator", node="coordinator")
+    issue(tmp_path, role="worker", node="a")
+    arguments = ["coordinator", "--job", "alpha", "--certs", tmp_path, "--journal", tmp_path / "j.db", "--seed", "7"]
+    arguments += ["--world-size", "1", "--listen", "127.0.0.1:0", "--events", tmp_path / "events", "--json"]
+    process = start(*arguments)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    printed = [json.loads(process.stdout.readline())]
+    assert (printed[0]["kind"], printed[0]["node"], printed[0]["seed"]) == ("listening", "coordinator", 7)
+    process.send_signal(signal.SIGHUP)
+    assert process.stderr.readline() == "certificates and deny list are read anew\n"
+
+    async def one_step(coordinator: str) -> None:
+        async with join(coordinator=coordinator, certs=str(tmp_path), node="a", job="alpha") as job, job.step():
+            pass
+
+    asyncio.run(one_step(printed[0]["address"]))
+    while printed[-1]["kind"] != "job_done":
+        printed.append(json.loads(process.stdout.readline()))
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate()
+    assert (process.returncode, err) == (0, "")
+    printed += [json.loads(line) for line in out.splitlines()]
+    assert {"node_joined", "view_installed", "step_committed", "job_done"} <= {each["kind"] for each in printed}
+    kept = [json.loads(line) for line in (tmp_path / "events" / "coordinator.jsonl").read_text().splitlines()]
+    for each in (*printed, *kept):
+        del each["time"]  # is of the moment of writing
+    assert printed == kept
+
+
+def test_a_relay_prints_one_object_with_the_address_that_it_listens_on(tmp_path: Path) -> None:
+    create_authority(tmp_path, job="alpha")
+    issue(tmp_path, role="relay", node="relay")
+    process = start("relay", "--job", "alpha", "--certs", tmp_path, "--listen", "127.0.0.1:0", "--json")
+    assert process.stdout is not None
+    found = json.loads(process.stdout.readline())
+    host, _, port = found.pop("address").rpartition(":")
+    assert found == {"kind": "listening", "job": "alpha"}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other, pytest.raises(OSError, match="in use"):
+        other.bind((host, int(port)))
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate() == ("", "")
+    assert process.returncode == 0
 
 
 def test_a_job_is_shown_on_a_terminal_in_place_until_ctrl_c_which_is_no_failure(tmp_path: Path) -> None:

@@ -119,6 +119,21 @@ def test_show_as_json_has_an_entry_for_each_certificate(directory: Path, quicoll
     assert [entry["identity"] for entry in entries] == ["spiffe://quicoll/j/worker/n", "authority of job j"]
 
 
+def test_what_is_made_is_one_json_object_that_names_its_files(tmp_path: Path, quicoll: Command) -> None:
+    made = quicoll("certs", "init", tmp_path, "--job", "j", "--json")
+    issued = quicoll("certs", "issue", tmp_path, "--role", "worker", "--node", "n", "--json")
+    for result, identity, names in (
+        (made, "authority of job j", ("ca.pem", "ca.key")),
+        (issued, "spiffe://quicoll/j/worker/n", ("worker-n.pem", "worker-n.key")),
+    ):
+        assert (result.status, result.err) == (0, "")
+        found = json.loads(result.out)
+        assert (found["identity"], found["state"]) == (identity, "valid")
+        assert (found["certificate"], found["key"]) == tuple(str(tmp_path / name) for name in names)
+        [shown] = json.loads(quicoll("certs", "show", found["certificate"], "--json").out)
+        assert {name: found[name] for name in shown} == shown
+
+
 @pytest.mark.parametrize(("years_ago", "state"), [(3, "expired"), (0, "valid"), (-1, "not yet valid")])
 def test_show_says_whether_it_is_valid_now(tmp_path: Path, quicoll: Command, years_ago: int, state: str) -> None:
     create_authority(tmp_path, job="j", days=365, now=datetime.now(UTC) - timedelta(days=365 * years_ago))

@@ -179,6 +179,28 @@ def test_a_link_that_ends_is_a_loss_to_the_installed_view_alone(bench: Bench) ->
     assert views.link_ended(bench.peers["c"]) is None  # it has ended already: nothing is lost to it
 
 
+def test_a_loss_that_only_the_coordinator_has_noticed_is_told_before_the_end_and_none_is_told_twice(
+    bench: Bench,
+) -> None:
+    def losses(action: Deactivate) -> list[tuple[str, str | None]]:
+        bench.events.clear()
+        assert bench.views.end(action)
+        return [(event.kind, event.fields.get("peer")) for event in bench.events]
+
+    bench.install(view(7))
+    bench.views.link_ended(bench.peers["b"])  # the engine tells of this one
+    told = losses(Deactivate(7, "b was lost: silence", ("a", "b", "c"), culprit="b"))
+    assert told == [("peer_lost", "c"), ("view_ended", None)]  # of itself a rank says nothing
+    bench.install(view(8))
+    assert losses(Deactivate(8, "c was lost: silence", ("c",), culprit="c"))[0] == ("peer_lost", "c")
+
+
+def test_a_peer_that_left_between_views_is_no_loss(bench: Bench) -> None:
+    bench.install(view(7))
+    assert bench.views.end(Deactivate(7, "view 8 is proposed without c", ("c",)))
+    assert [event.kind for event in bench.events] == ["view_installed", "view_ended"]
+
+
 def test_a_view_that_has_ended_has_one_error_for_all_who_ask_then_and_later(bench: Bench) -> None:
     views = bench.views
     bench.install(view(7))
@@ -191,7 +213,7 @@ def test_a_view_that_has_ended_has_one_error_for_all_who_ask_then_and_later(benc
         (PeerError, "lost: silence", "b", 7)
     }
     assert (later[1].op, later[1].step) == ("all_reduce", 3)
-    kinds = [(event.kind, event.fields["view"]) for event in bench.events]
+    kinds = [(event.kind, event.fields["view"]) for event in bench.events if event.kind != "peer_lost"]
     assert kinds == [("view_installed", 7), ("view_ended", 7), ("view_installed", 8)]
 
 
