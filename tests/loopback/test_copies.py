@@ -43,6 +43,12 @@ SMALL = 1 << 15  # bytes of arrays that are no payload: nonces and numbers of ru
 LISTED = (ROWS // 2, ROWS // 6, ROWS // 3)
 
 
+@pytest.fixture(autouse=True)
+def near(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What goes to a rank that is far away is copied, and a busy machine can make the shortest round trip as long."""
+    monkeypatch.setattr(Link, "min_rtt_ns", property(lambda link: 1))
+
+
 def spans(value: Any) -> list[tuple[int, int]]:
     """Where the memory of arrays and tensors, also in lists, begins and ends."""
     if value is None:
