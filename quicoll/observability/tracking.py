@@ -135,7 +135,7 @@ class Tracker:
         for figures, step in [*rows, *([row] if row is not None else [])]:
             try:
                 self._call(figures, step=step)
-            except Exception:
+            except Exception:  # whatever a tracker raises: a job does not end for its figures
                 if not self._failing:
                     log.exception("the experiment tracker failed: figures of step %d are lost", step)
                 self._failing = True
