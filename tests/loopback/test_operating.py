@@ -293,6 +293,8 @@ async def test_a_rank_that_is_asked_to_stop_leaves_as_one_that_is_done_and_the_o
             async with c.step():
                 pytest.fail("the step was entered")
         assert not await leaving.__aexit__(Terminated, ended.value, ended.value.__traceback__)
+        # A step that the others enter before they have heard of the next view is one of this view, and ends with it.
+        await seen.until(lambda: seen.of("view_installed", view=2))
         await commit([a, b])
         assert [event.fields["cause"] for event in seen.of("peer_lost")] == ["c left the job: terminated"]
         assert not seen.of("step_aborted")
