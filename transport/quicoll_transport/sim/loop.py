@@ -125,7 +125,8 @@ class HostLoop(asyncio.AbstractEventLoop):
         if self._task_factory is not None:
             task: asyncio.Task[T] = self._task_factory(self, coro, **settings)
         else:
-            task = asyncio.Task(coro, loop=self, **settings)
+            work: Any = coro  # typeshed allows a generator up to Python 3.11 alone
+            task = asyncio.Task(work, loop=self, **settings)
         self._tasks[task] = None
         task.add_done_callback(self._task_done)
         return task
