@@ -15,8 +15,8 @@ the machine may need, and a thread that computes may have to give Python's lock 
     in vain     what it took is taken off the credit, which may leave it below zero
     in the way  one question took longer than `QUESTION_NS`: somebody else had this processor meanwhile, perhaps the
                 peer whose answer is awaited. The look ends and counts as a whole one in vain: who sleeps may be put on
-                another processor when he wakes, who looks stays. Without this rule two ranks that had come to one of
-                two processors stayed there, each in the way of the other, and took twice the time
+                another processor when he wakes, who looks stays. Where it was nobody of this process, the thread keeps
+                off that processor for a while (quicoll.engine.placing)
 
 Invariants: a look begins only with credit for a whole one; it ends after `LOOK_NS` and one question; looks in
 vain take at most T / PART + MOST_NS of any time T, and FOUND_NS for each look that found something, and what the last
@@ -41,11 +41,13 @@ and then asks once more whether anybody waits. So one of the two sees the other,
 from __future__ import annotations
 
 import os
+import random
 import selectors
 import threading
 import time
 from typing import TYPE_CHECKING
 
+from quicoll.engine.placing import Placing, system_processors
 from quicoll.engine.share import REST_NS, EngineShare, Used
 
 try:
@@ -129,6 +131,8 @@ class LookingSelector(selectors.DefaultSelector):
         rest_ns: int = REST_NS,
         awaited: Callable[[], bool] = lambda: False,
         used: Callable[[], Used] = used_by_this_thread,
+        process: Callable[[], int] = time.process_time_ns,
+        placing: Placing | None = None,
     ) -> None:
         """Make it.
 
@@ -141,6 +145,8 @@ class LookingSelector(selectors.DefaultSelector):
             rest_ns: The longest rest for that.
             awaited: Returns whether somebody waits for what the loop does.
             used: Gives what the thread that selects has used.
+            process: Nanoseconds that the threads of this process have used, together.
+            placing: Where the thread that selects sleeps; None: by the system.
         """
         super().__init__()
         self.asleep = self.resting = False
@@ -155,6 +161,8 @@ class LookingSelector(selectors.DefaultSelector):
         self._clock = clock
         self._looks = Looks(clock())
         self._alone = processors() == 1
+        self._process = process
+        self._placing = placing if placing is not None else Placing(system_processors(), random.Random())  # noqa: S311 - a coin between two ranks
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """As of every selector.
@@ -179,6 +187,7 @@ class LookingSelector(selectors.DefaultSelector):
             return ready
         if not self._looks.may(now):
             return self._sleep(timeout)
+        used = self._process()
         while now - began < LOOK_NS:
             offer()
             ready = super().select(0)
@@ -188,6 +197,8 @@ class LookingSelector(selectors.DefaultSelector):
             before, now = now, self._clock()
             if now - before > QUESTION_NS:
                 self._looks.in_vain(LOOK_NS)
+                if now - began - (self._process() - used) > QUESTION_NS:
+                    self._placing.in_the_way(now)
                 break
         else:
             self._looks.in_vain(now - began)
@@ -195,10 +206,13 @@ class LookingSelector(selectors.DefaultSelector):
 
     def _sleep(self, timeout: float | None) -> list[tuple[selectors.SelectorKey, int]]:
         self.asleep = True
+        kept = self._placing.sleep(self._clock()) if self._placing.away else None
         try:
             return super().select(0 if self._called() else timeout)
         finally:
             self.asleep = False
+            if kept is not None:
+                self._placing.woke(kept)
             if self._share is not None:
                 self._share.slept(self._used())
 
