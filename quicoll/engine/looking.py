@@ -15,8 +15,8 @@ the machine may need, and a thread that computes may have to give Python's lock 
     in vain     what it took is taken off the credit, which may leave it below zero
     in the way  one question took longer than `QUESTION_NS`: somebody else had this processor meanwhile, perhaps the
                 peer whose answer is awaited. The look ends and counts as a whole one in vain: who sleeps may be put on
-                another processor when he wakes, who looks stays. Where it was nobody of this process, the thread keeps
-                off that processor for a while (quicoll.engine.placing)
+                another processor when he wakes, who looks stays. Without this rule two ranks that had come to one of
+                two processors stayed there, each in the way of the other, and took twice the time
 
 Invariants: a look begins only with credit for a whole one; it ends after `LOOK_NS` and one question; looks in
 vain take at most T / PART + MOST_NS of any time T, and FOUND_NS for each look that found something, and what the last
@@ -33,6 +33,8 @@ gave it away earlier would have kept that lock to the end of the turn, and who l
 cases who was woken sleeps once more, for the lock. Where the kernel had put the two on two processors, an operation of
 4 bytes took three times as long as on one; now it takes half as long again.
 
+Where it is woken while somebody waits is where its caller is (quicoll.engine.placing).
+
 Before it looks at anything it rests where the engine has taken more than its share beside a thread that computes
 (quicoll.engine.share). Who begins to wait for the engine says so and then asks for `resting`; who rests has set that,
 and then asks once more whether anybody waits. So one of the two sees the other, and no wait begins with a rest.
@@ -41,7 +43,6 @@ and then asks once more whether anybody waits. So one of the two sees the other,
 from __future__ import annotations
 
 import os
-import random
 import selectors
 import threading
 import time
@@ -118,7 +119,7 @@ class LookingSelector(selectors.DefaultSelector):
     """The system's selector, for an event loop; it looks before it sleeps. See the module's head.
 
     asleep: whether what is queued from now on is seen only after something that is selected for has come. resting:
-    whether whoever waits from now on has to `rouse` it.
+    whether whoever waits from now on has to `rouse` it. placing: where it sleeps.
     """
 
     def __init__(
@@ -131,7 +132,6 @@ class LookingSelector(selectors.DefaultSelector):
         rest_ns: int = REST_NS,
         awaited: Callable[[], bool] = lambda: False,
         used: Callable[[], Used] = used_by_this_thread,
-        process: Callable[[], int] = time.process_time_ns,
         placing: Placing | None = None,
     ) -> None:
         """Make it.
@@ -145,8 +145,7 @@ class LookingSelector(selectors.DefaultSelector):
             rest_ns: The longest rest for that.
             awaited: Returns whether somebody waits for what the loop does.
             used: Gives what the thread that selects has used.
-            process: Nanoseconds that the threads of this process have used, together.
-            placing: Where the thread that selects sleeps; None: by the system.
+            placing: Of the thread that selects; None: a new one, of the system's processors.
         """
         super().__init__()
         self.asleep = self.resting = False
@@ -161,8 +160,7 @@ class LookingSelector(selectors.DefaultSelector):
         self._clock = clock
         self._looks = Looks(clock())
         self._alone = processors() == 1
-        self._process = process
-        self._placing = placing if placing is not None else Placing(system_processors(), random.Random())  # noqa: S311 - a coin between two ranks
+        self.placing = Placing(system_processors()) if placing is None else placing
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """As of every selector.
@@ -180,14 +178,13 @@ class LookingSelector(selectors.DefaultSelector):
         if timeout is not None and timeout <= 0:
             return super().select(timeout)
         if gave or self._alone or (timeout is not None and timeout * 1e9 < LOOK_NS):
-            return self._sleep(timeout)
+            return self._sleep(timeout, gave=gave)
         ready = super().select(0)
         began = now = self._clock()
         if ready:
             return ready
         if not self._looks.may(now):
             return self._sleep(timeout)
-        used = self._process()
         while now - began < LOOK_NS:
             offer()
             ready = super().select(0)
@@ -197,22 +194,20 @@ class LookingSelector(selectors.DefaultSelector):
             before, now = now, self._clock()
             if now - before > QUESTION_NS:
                 self._looks.in_vain(LOOK_NS)
-                if now - began - (self._process() - used) > QUESTION_NS:
-                    self._placing.in_the_way(now)
                 break
         else:
             self._looks.in_vain(now - began)
         return self._sleep(None if timeout is None else max(0.0, timeout - (now - began) / 1e9))
 
-    def _sleep(self, timeout: float | None) -> list[tuple[selectors.SelectorKey, int]]:
+    def _sleep(self, timeout: float | None, *, gave: bool = False) -> list[tuple[selectors.SelectorKey, int]]:
         self.asleep = True
-        kept = self._placing.sleep(self._clock()) if self._placing.away else None
+        placed = self.placing.sleep(self._clock(), _yes if gave else self._awaited)
         try:
             return super().select(0 if self._called() else timeout)
         finally:
             self.asleep = False
-            if kept is not None:
-                self._placing.woke(kept)
+            if placed is not None:
+                self.placing.woke(placed)
             if self._share is not None:
                 self._share.slept(self._used())
 
@@ -237,6 +232,10 @@ class LookingSelector(selectors.DefaultSelector):
         """End a rest, from another thread; nothing where there is none."""
         if self.resting:
             self._roused.set()
+
+
+def _yes() -> bool:
+    return True
 
 
 def processors() -> int:

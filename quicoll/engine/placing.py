@@ -1,47 +1,39 @@
-"""To get out of each other's way: two ranks on one processor while another one idles.
+"""The engine's thread sleeps where its caller is.
 
-Who is woken is put near who wakes it, by a kernel that knows that the one is about to sleep. A datagram on its way
-to a rank of the same host wakes that rank's thread from the sender's, so now and then all threads of two ranks come to
-one processor, and stay there: one after the other they are never two that could run, so nothing seems to be out of
-balance. An operation of 4 bytes then takes two to three times as long (docs/performance.md).
+Of a rank's two threads one works at a time in a small operation: the caller's calls, the engine's sends and takes in,
+the caller's goes on. On one processor the next one finds it free, its caches warm and Python's lock there. The kernel
+puts who is woken on another one now and then, where another rank's thread happens to work, and then nothing brings
+the two together again: two ranks that share both processors crosswise take twice the time (docs/performance.md).
 
-A rank sees it when it looks for an answer (quicoll.engine.looking) and somebody else has its processor meanwhile, who
-is not of its own process. Then its thread keeps off that processor: it may not be woken there. Its caller comes after
-it, for who wakes whom brings those two together as well.
+So a caller says on which processor it calls (`called`), and while somebody waits for what the engine does, or has just
+been given it and will call again, its thread is woken there (`sleep`, `woke`): once is enough, for then the kernel
+leaves it there. Where it is not, as on a machine where other processors idle, it is tried once in `PAUSE_NS`. A caller
+that computes while an operation is under way is left alone: nobody waits.
 
-    anywhere    the thread is woken wherever the kernel likes
-    away        for `AWAY_NS` it is not woken on one processor; then anywhere again. Where somebody is in its way all
-                the same it is anywhere again at once. If that is so within `HELPS_NS`, moving did not help, and the
-                pause until the next try doubles, up to `MOST_PAUSE_NS`: where there are more ranks than processors
-                next to nothing is tried. If it is later, it did, and the next try may come at once
+To keep each to a processor for good was worse: the kernel parts the caller's thread from the engine's then.
 
-Two that are in each other's way see it at the same time, and would both go to where they are in each other's way
-again: a coin decides, by chance of each one's own.
-
-Invariants: the set of processors that the thread may run on is a smaller one only while it sleeps in its selector; what
-it starts, threads and processes, has what it had. It is never empty, and what others change it to while the thread
-sleeps stays. Where the system has no such sets, or refuses, nothing is done.
+Invariants: the set of processors that the engine's thread may run on is a smaller one only while it sleeps in its
+selector, so what it starts, threads and processes, has what it had. It is never empty; where others change it meanwhile
+it stays as they want it; no other thread's is changed. Where the system has no such sets, or refuses, nothing is done.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    import random
+    from collections.abc import Callable
 
-__all__ = ["AWAY_NS", "FIRST_PAUSE_NS", "HELPS_NS", "MOST_PAUSE_NS", "Placing", "Processors", "system_processors"]
+__all__ = ["PAUSE_NS", "Placing", "Processors", "system_processors"]
 
-AWAY_NS = 500_000_000
-FIRST_PAUSE_NS = 5_000_000
-HELPS_NS = 25_000_000  # ranks that share a processor see that of each other in half of the time, or less
-MOST_PAUSE_NS = 2_000_000_000
+PAUSE_NS = 2_000_000  # to move a thread takes ten microseconds
 
 
 class Processors(Protocol):
-    """Where the thread that calls runs, and may run. Each may raise OSError or ValueError."""
+    """Where the thread that calls runs, and may run; `allowed` and `allow` may raise OSError or ValueError."""
 
     def here(self) -> int: ...
     def allowed(self) -> set[int]: ...
@@ -49,88 +41,60 @@ class Processors(Protocol):
 
 
 class Placing:
-    """See the module's head. away: whether there is a processor to keep off."""
+    """See the module's head."""
 
-    __slots__ = ("_avoided", "_chance", "_next_ns", "_pause_ns", "_processors", "_since_ns", "away")
+    __slots__ = ("_caller", "_next_ns", "_processors")
 
-    def __init__(self, processors: Processors | None, chance: random.Random) -> None:
-        """Begin anywhere.
+    def __init__(self, processors: Processors | None) -> None:
+        """Begin without a caller.
 
         Args:
-            processors: Those of the thread that is placed; None: there is nothing to choose.
-            chance: The thread's own.
+            processors: The system's; None: there is nothing to choose.
         """
-        self.away = False
         self._processors = processors
-        self._chance = chance
-        self._avoided = 0
-        self._since_ns = self._next_ns = 0
-        self._pause_ns = FIRST_PAUSE_NS
+        self._caller = -1
+        self._next_ns = 0
 
-    def in_the_way(self, now_ns: int) -> None:
-        """Note that another process has had this thread's processor while the thread looked for an answer.
+    def called(self) -> None:
+        """Note on which processor the thread that calls this runs."""
+        if self._processors is not None:
+            self._caller = self._processors.here()
 
-        Args:
-            now_ns: The time.
-        """
-        processors = self._processors
-        if processors is None:
-            return
-        if self.away:
-            self.away = False
-            if now_ns - self._since_ns < HELPS_NS:
-                self._pause_ns = min(2 * self._pause_ns, MOST_PAUSE_NS)
-                self._next_ns = now_ns + self._pause_ns
-                return
-            self._pause_ns = FIRST_PAUSE_NS
-        if now_ns >= self._next_ns and self._chance.random() < 0.5:
-            try:
-                self._avoided = processors.here()
-            except (OSError, ValueError):
-                self._processors = None
-                return
-            self.away = True
-            self._since_ns = now_ns
-
-    def sleep(self, now_ns: int) -> set[int] | None:
-        """Keep off the processor, if there is one to keep off.
+    def sleep(self, now_ns: int, awaited: Callable[[], bool]) -> tuple[set[int], set[int]] | None:
+        """Have the thread that calls, and is about to sleep, woken where its caller is, if somebody waits.
 
         Args:
             now_ns: The time.
+            awaited: Returns whether somebody waits for what the thread does, or was given it just now.
         Returns:
             What `woke` needs to undo it; None: nothing is to be undone.
         """
-        processors = self._processors
-        if processors is None:
+        processors, caller = self._processors, self._caller
+        if processors is None or caller < 0 or now_ns < self._next_ns or processors.here() == caller or not awaited():
             return None
-        if not self.away:
-            return None
-        if now_ns - self._since_ns >= AWAY_NS:
-            self.away = False
-            self._pause_ns = FIRST_PAUSE_NS
-            return None
+        self._next_ns = now_ns + PAUSE_NS
         try:
-            allowed = processors.allowed()
-            others = allowed - {self._avoided}
-            if not others or others == allowed:
+            before = processors.allowed()
+            if caller not in before:
                 return None
-            processors.allow(others)
+            processors.allow({caller})
         except (OSError, ValueError):
             self._processors = None
             return None
-        return allowed
+        return before, {caller}
 
-    def woke(self, allowed: set[int]) -> None:
+    def woke(self, kept: tuple[set[int], set[int]]) -> None:
         """Undo `sleep`.
 
         Args:
-            allowed: What it returned.
+            kept: What it returned.
         """
+        before, during = kept
         if self._processors is None:
             return
         try:
-            if self._processors.allowed() == allowed - {self._avoided}:
-                self._processors.allow(allowed)
+            if self._processors.allowed() == during:
+                self._processors.allow(before)
         except (OSError, ValueError):
             self._processors = None
 
@@ -138,9 +102,8 @@ class Placing:
 class _Linux:
     """Processors of the thread that calls."""
 
-    def here(self) -> int:
-        with open("/proc/thread-self/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[36])
+    def __init__(self, here: Callable[[], int]) -> None:
+        self.here = here
 
     def allowed(self) -> set[int]:
         return os.sched_getaffinity(0)
@@ -150,5 +113,12 @@ class _Linux:
 
 
 def system_processors() -> Processors | None:
-    """Return the processors of this system's threads; None where a thread cannot choose."""
-    return _Linux() if sys.platform == "linux" else None
+    """Return the processors of this system's threads; None where a thread cannot choose, or has no choice."""
+    if sys.platform != "linux":
+        return None
+    try:
+        here = ctypes.PyDLL(None).sched_getcpu  # with Python's lock: it is no call into the kernel
+    except (OSError, AttributeError):  # a C library without it
+        return None
+    here.argtypes, here.restype = [], ctypes.c_int
+    return _Linux(here) if here() >= 0 and len(os.sched_getaffinity(0)) > 1 else None

@@ -203,6 +203,8 @@ class ThreadRuntime:
                     else:
                         if answer is not None:
                             self._calls[answer] = None
+                            if self._selector is not None:
+                                self._selector.placing.called()
                         self._queue.append((answer, start, sender))
                         if not self._asked:
                             self._asked = True
