@@ -59,6 +59,7 @@ def test_it_is_of_the_installed_view_and_gone_with_it() -> None:
     bench.installed(*"abc")
     old = bench.view_id
     say(bench, "a", LinkFigures(peer=1))
+    say(bench, "b", LinkFigures(peer=0))
     bench.lose("c")
     bench.advance(SECOND)
     assert all(each.links is None for each in bench.core.status(now_ns=bench.now, links=True).members)
@@ -69,6 +70,7 @@ def test_it_is_of_the_installed_view_and_gone_with_it() -> None:
     assert member(bench, "a").links is None
     say(bench, "a", LinkFigures(peer=1))
     assert member(bench, "a").links is not None
+    assert member(bench, "b").links is None  # what it said was of the view before
 
 
 def test_nothing_follows_from_it() -> None:
