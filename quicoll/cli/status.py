@@ -50,7 +50,7 @@ def show_status(
     found = find_job(coordinator, certs, run)
     patience_ns = None if stalled_after is None else round(stalled_after * 1e9)
     with working(f"asks the coordinator at {found.coordinator}"):
-        glance = asyncio.run(_look(found, look_as, timeout))
+        glance = asyncio.run(_look(found, look_as, timeout, links=as_json))
     picture = picture_of(glance, patience_ns=patience_ns)
     if as_json:
         typer.echo(json.dumps(facts_of(glance, patience_ns=patience_ns), indent=2))
@@ -59,8 +59,8 @@ def show_status(
     raise typer.Exit(picture.exit_status)
 
 
-async def _look(found: FoundJob, named: str | None, timeout: float) -> Glance:
+async def _look(found: FoundJob, named: str | None, timeout: float, *, links: bool) -> Glance:
     from quicoll.cli.looking import watch_job
 
     async with watch_job(found, named) as watch:
-        return await watch.look(timeout)
+        return await watch.look(timeout, links=links)

@@ -1,7 +1,8 @@
 """The page of `quicoll top --http`: what is seen of a job, for a browser, and for nobody to change anything by.
 
 One document without a script, a font or a picture from anywhere; it asks for itself again (`<meta http-equiv>`). All
-that comes from nodes is escaped. `/status.json` has the same for programs. Whoever reaches the port may read it; so it
+that comes from nodes is escaped. `/links` is the same with all links in place of the worst ones, and `/status.json` has
+it for programs. Whoever reaches the port may read it; so it
 is at the loopback address unless another one is named.
 
 What a stranger may try, and what comes of it:
@@ -26,6 +27,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from quicoll.cli.link_words import LINK_COLUMNS
 from quicoll.errors import LocalError
 from quicoll_transport.errors import TransportError
 from quicoll_transport.net.addresses import format_address, is_v6, parse_address
@@ -50,7 +52,9 @@ h1 { font-size: 1.2rem; font-weight: 600; }
 .stale, tr.troubled .state { color: var(--bad); font-weight: 600; }
 ul { list-style: none; padding: 0; } table { border-collapse: collapse; width: 100%; margin: 1rem 0; }
 th { text-align: left; font-weight: 500; opacity: .7; } th, td { padding: .15rem 1rem .15rem 0; vertical-align: top; }
-th:nth-child(1), th:nth-child(4), th:nth-child(5) { text-align: right; }
+.nodes th:nth-child(1), .nodes th:nth-child(4), .nodes th:nth-child(5) { text-align: right; }
+.links th:nth-child(n+3):not(:last-child) { text-align: right; }
+.links tr.troubled td:first-child { color: var(--bad); font-weight: 600; }
 th, td:not(:last-child) { white-space: nowrap; } td, li, h1 { overflow-wrap: anywhere; }
 td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 footer { opacity: .7; font-size: .85rem; }
@@ -72,13 +76,14 @@ def page_address(given: str) -> tuple[str, int]:
     return str(host), int(port)
 
 
-def html_page(picture: Picture, *, every: float, stale: str = "") -> str:
+def html_page(picture: Picture, *, every: float, stale: str = "", most_links: int | None = None) -> str:
     """Return the document.
 
     Args:
         picture: What is shown.
         every: Seconds until it asks for itself again.
         stale: Why what is shown is old; "" where it is not.
+        most_links: How many links are shown, the worst ones; None shows all.
     """
     text = html.escape
     head = f'<h1><span class="badge {picture.grade}">{text(picture.condition)}</span> {text(picture.headline)}</h1>'
@@ -86,7 +91,7 @@ def html_page(picture: Picture, *, every: float, stale: str = "") -> str:
     parts.append("<ul>" + "".join(f"<li>{text(line)}</li>" for line in picture.lines) + "</ul>")
     if picture.rows:
         names = ("Rank", "Node", "State", "Step", "Round trip", "")
-        parts.append("<table><thead><tr>" + "".join(f"<th>{name}</th>" for name in names))
+        parts.append('<table class="nodes"><thead><tr>' + "".join(f"<th>{name}</th>" for name in names))
         parts.append("</tr></thead><tbody>")
         for row in picture.rows:
             cells = (
@@ -102,6 +107,7 @@ def html_page(picture: Picture, *, every: float, stale: str = "") -> str:
         parts.append("</tbody></table>")
     if picture.unlisted:
         parts.append(f"<p>and {picture.unlisted} more nodes</p>")
+    parts += _links(picture, most_links)
     if picture.events:
         rows = (
             f'<tr><td class="number">{text(ago)} ago</td><td>{text(what)}</td></tr>' for ago, what in picture.events
@@ -116,22 +122,52 @@ def html_page(picture: Picture, *, every: float, stale: str = "") -> str:
     )
 
 
+def _links(picture: Picture, most: int | None) -> list[str]:
+    """The table of links, and what is not in it."""
+    text, parts, shown = html.escape, [], picture.links[:most]
+    if shown:
+        parts.append('<table class="links"><thead><tr>' + "".join(f"<th>{name}</th>" for name in LINK_COLUMNS))
+        parts.append("</tr></thead><tbody>")
+        for row in shown:
+            told = "".join(
+                f'<td class="{"number" if 2 <= at < len(LINK_COLUMNS) - 1 else ""}">{text(value)}</td>'
+                for at, value in enumerate(row.cells)
+            )
+            parts.append(f'<tr class="{"troubled" if row.troubled else ""}">{told}</tr>')
+        parts.append("</tbody></table>")
+    hidden = len(picture.links) - len(shown)
+    if shown and hidden:
+        parts.append(f'<p><a href="/links">and {hidden} more links</a></p>')
+    if shown and picture.untold:
+        parts.append(f"<p>and {picture.untold} more links that their ranks have not told of</p>")
+    if picture.unknown and most != 0:
+        parts.append(f"<p>{text(picture.unknown)}</p>")
+    return parts
+
+
 class PageServer:
     """Serves the page in threads of its own, from when it is made until `close`.
 
     Args:
         address: Where; port 0 picks one.
         page: Returns the document of this moment; called from any thread.
+        all_links: Returns the same with all links.
         facts: Returns the same for programs.
     Raises:
         LocalError: It cannot listen there.
     """
 
     def __init__(
-        self, address: tuple[str, int], *, page: Callable[[], str], facts: Callable[[], dict[str, Any]]
+        self,
+        address: tuple[str, int],
+        *,
+        page: Callable[[], str],
+        all_links: Callable[[], str],
+        facts: Callable[[], dict[str, Any]],
     ) -> None:
         documents = {
             "/": ("text/html; charset=utf-8", page),
+            "/links": ("text/html; charset=utf-8", all_links),
             "/status.json": ("application/json", lambda: json.dumps(facts(), indent=2)),
         }
         handler = type("_JobPage", (_Page,), {"documents": documents, "host": address[0]})

@@ -1,8 +1,8 @@
 """What a job's status means, in words: one sentence, a few lines, and a row for each node, the troubled ones first.
 
-`quicoll status`, `quicoll top` and its page show the same words; how they look there is theirs. Everything said is in
-the words, never in a colour alone. Texts of nodes (why one left, what an error said) are shown without characters that
-a terminal would obey.
+`quicoll status`, `quicoll top` and its page show the same words; how they look there is theirs. Links have rows of
+their own (link_words.py). Everything said is in the words, never in a colour alone. Texts of nodes (why one left, what
+an error said) are shown without characters that a terminal would obey.
 """
 
 from __future__ import annotations
@@ -12,13 +12,16 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import msgspec
 
+from quicoll.cli.link_words import LinkRow, link_facts, link_rows, silent_members, untold_links
+from quicoll.cli.quantity_words import duration_words, round_trip_words
 from quicoll.membership.status import condition_of, is_late
+from quicoll.observability.flight_record import printable
 
 if TYPE_CHECKING:
     from quicoll.membership.status import JobStatus, MemberStatus
     from quicoll.membership.status_client import Glance
 
-__all__ = ["Condition", "NodeRow", "Picture", "duration_words", "facts_of", "picture_of"]
+__all__ = ["Condition", "NodeRow", "Picture", "facts_of", "picture_of"]
 
 Condition: TypeAlias = Literal["at work", "idle", "forming", "held", "stalled", "done", "unknown"]
 """As in quicoll.membership.status; "unknown" where no coordinator that leads has answered."""
@@ -63,6 +66,9 @@ class Picture:
         lines: More of it, for people.
         rows: The nodes.
         unlisted: How many more nodes there are.
+        links: Those between the ranks of the view, the worst first, where they were asked for.
+        untold: How many more links there are that nothing is told of.
+        unknown: Whose links are not known, in a sentence; "" where there is nobody.
         events: What has happened: how long ago, and what; the newest first.
     """
 
@@ -72,6 +78,9 @@ class Picture:
     lines: tuple[str, ...] = ()
     rows: tuple[NodeRow, ...] = ()
     unlisted: int = 0
+    links: tuple[LinkRow, ...] = ()
+    untold: int = 0
+    unknown: str = ""
     events: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -93,42 +102,31 @@ class Picture:
         return {"held": 1, "stalled": 1, "unknown": 2}.get(self.condition, 0)
 
 
-def duration_words(nanoseconds: int) -> str:
-    """Return a duration for people, in its two largest units."""
-    seconds = nanoseconds / 1e9
-    if seconds < 9.95:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    for size, unit, smaller, name in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
-        if whole >= size:
-            rest = whole % size // smaller
-            return f"{whole // size} {unit} {rest} {name}" if rest else f"{whole // size} {unit}"
-    raise AssertionError("the last size is less than what is left")
-
-
-def picture_of(glance: Glance, *, patience_ns: int | None = None) -> Picture:
+def picture_of(glance: Glance, *, patience_ns: int | None = None, links: bool = False) -> Picture:
     """Return what is shown of a job.
 
     Args:
         glance: What was seen of it.
         patience_ns: As in `condition_of`.
+        links: Whether what members say of their links was asked for.
     """
     status = glance.status
     if status is None:
-        sentence = _shown(f"job {glance.job}: nothing is known of it: {glance.trouble}")
+        sentence = printable(f"job {glance.job}: nothing is known of it: {glance.trouble}")
         return Picture(job=glance.job, condition="unknown", sentence=sentence)
     condition = condition_of(status, patience_ns=patience_ns)
     rows = sorted((_row(status, each) for each in status.members), key=lambda row: not row.troubled)
     return Picture(
         job=glance.job,
         condition=condition,
-        sentence=_shown(f"job {glance.job}: {_sentence(status, condition)}"),
-        lines=tuple(_shown(line) for line in _lines(status, condition, glance.coordinator)),
+        sentence=printable(f"job {glance.job}: {_sentence(status, condition)}"),
+        lines=tuple(printable(line) for line in _lines(status, condition, glance.coordinator)),
         rows=tuple(rows),
         unlisted=status.unlisted,
-        events=tuple((duration_words(each.ago_ns), _shown(each.said)) for each in status.events),
+        links=link_rows(status) if links else (),
+        untold=untold_links(status) if links else 0,
+        unknown=_unknown(status) if links else "",
+        events=tuple((duration_words(each.ago_ns), printable(each.said)) for each in status.events),
     )
 
 
@@ -147,14 +145,11 @@ def facts_of(glance: Glance, *, patience_ns: int | None = None) -> dict[str, Any
         "sentence": picture.sentence,
         "coordinator": glance.coordinator,
         "trouble": glance.trouble,
+        "links": [] if status is None else link_facts(status),
+        "untold_links": 0 if status is None else untold_links(status),
         "late": [] if status is None else [each.node for each in status.members if is_late(status, each)],
         "status": None if status is None else _in_seconds(status),
     }
-
-
-def _shown(text: str) -> str:
-    """One line, of characters that are only seen."""
-    return "".join(each if each.isprintable() else " " for each in text)
 
 
 def _in_seconds(value: Any) -> Any:
@@ -165,6 +160,8 @@ def _in_seconds(value: Any) -> Any:
         return value
     found: dict[str, Any] = {}
     for name, each in msgspec.structs.asdict(value).items():
+        if name in ("links", "links_ns"):
+            continue  # told by themselves, with the nodes at both ends: `link_facts`
         if name == "recent":
             found["recent_steps"], found["recent_s"] = each[0], each[1] / 1e9
         elif name.endswith("_ns"):
@@ -273,6 +270,11 @@ def _since(member: MemberStatus) -> str:
     return member.node
 
 
+def _unknown(status: JobStatus) -> str:
+    nodes = silent_members(status)
+    return printable(f"not known: the links of {_names(nodes)}") if nodes else ""
+
+
 def _unanswered(status: JobStatus) -> str:
     nodes = [each.node for each in status.members if each.state == "asked"]
     return f"; not answered: {_names(nodes)}" if nodes else ""
@@ -310,12 +312,12 @@ def _row(status: JobStatus, member: MemberStatus) -> NodeRow:
         notes.append(f"{member.resends} sent again")
     here = member.state not in ("lost", "missing", "gone") and member.for_ns is not None
     return NodeRow(
-        node=_shown(member.node),
+        node=printable(member.node),
         rank="" if member.rank is None else str(member.rank),
         state=_STATES.get(member.state, member.state),
         step=str(member.step) if here and member.state != "done" else "",
-        rtt="" if member.rtt_ns is None else _round_trip(member.rtt_ns),
-        note=_shown("; ".join(notes)),
+        rtt="" if member.rtt_ns is None else round_trip_words(member.rtt_ns),
+        note=printable("; ".join(notes)),
         troubled=late or member.doubted or member.state in _TROUBLED,
     )
 
@@ -323,8 +325,3 @@ def _row(status: JobStatus, member: MemberStatus) -> NodeRow:
 def _plain_cause(member: MemberStatus) -> str:
     """Why it went, without its name where the cause begins with it: the name stands beside it."""
     return member.why.removeprefix(f"{member.node} was lost: ").removeprefix(f"{member.node} ")
-
-
-def _round_trip(nanoseconds: int) -> str:
-    milliseconds = nanoseconds / 1e6
-    return f"{milliseconds:.1f} ms" if milliseconds < 100 else f"{milliseconds:.0f} ms"

@@ -40,7 +40,9 @@ from quicoll.engine.executor import Execution, TransferFailed
 from quicoll.engine.host_ways import SpoiledInMemory
 from quicoll.engine.in_flight import Ended, Headway, InFlight, Watch
 from quicoll.engine.late_stacks import ahead
+from quicoll.engine.link_meter import SeenLink
 from quicoll.engine.messages import Announce, Farewell, encode_message
+from quicoll.engine.noticed import Carried
 from quicoll.errors import Corrupted, LocalError, Mismatch, PeerError, QuicollError, again
 from quicoll.local.small import Differing, Spoiled
 from quicoll.observability.flight import GIVEN, UnderWay
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
     from quicoll.engine.neighbourhood import Neighbourhood
     from quicoll.engine.noticed import WaysBeside
     from quicoll.engine.rows import NearCall
+    from quicoll.membership.link_figures import LinkCarrier
     from quicoll.membership.view import View
     from quicoll.observability.flight import ViewRecorder
     from quicoll_transport.endpoint import Link
@@ -63,6 +66,7 @@ if TYPE_CHECKING:
 __all__ = ["Communicator", "view_prefix"]
 
 _TAG = struct.Struct("!QQI")  # view, group, seq; four bytes of a message's index follow
+_NOTHING_BESIDE = Carried(at_work=False, sent=0, received=0)
 _END_S = 5.0  # for the coordinator to say why a broken view is over
 
 
@@ -160,6 +164,17 @@ class Communicator:
         if self.near is not None:
             return tuple(sorted(self._links))
         return tuple(sorted(rank for rank, way in self._in_memory.items() if self._ways[rank] is way))
+
+    def seen_links(self) -> dict[int, SeenLink]:
+        """Return how the links to all other ranks are now, and what carries long messages to each."""
+        memory = dict.fromkeys(self.by_memory)
+        carried = {rank: beside for each in self.ways for rank, beside in each.carried().items()}
+        found = {}
+        for rank, link in self._links.items():
+            beside = carried.get(rank, _NOTHING_BESIDE)
+            carrier: LinkCarrier = "memory" if rank in memory else "lanes" if beside.at_work else "link"
+            found[rank] = SeenLink(link.snapshot(), carrier, beside.sent, beside.received)
+        return found
 
     # -- what arrives --------------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ A link that ends breaks the communicator if its node is in the view. The parts t
     neighbours.py, lanes.py               what carries long messages beside the links: memory of the host, lanes
     lessons.py                            a state on its way to or from a node outside of the view
     block_lessons.py                      blocks of sharded states on their way to or from a spare
+    link_meter.py                         what the coordinator is told of links, for people who look
     certificates.py                       what an operator does with certificates
     common_settings.py                    what this rank takes from the coordinator's settings
 """
@@ -40,6 +41,7 @@ from quicoll.engine.failures import failed_node, kind_of
 from quicoll.engine.lanes import Lanes
 from quicoll.engine.late_stacks import LateStacks
 from quicoll.engine.lessons import LessonTraffic
+from quicoll.engine.link_meter import LinkMeter, SeenLink
 from quicoll.engine.messages import (
     BLOCK_LESSONS,
     Announce,
@@ -185,6 +187,7 @@ class Engine:
             emit=observers.emit,
             within=max(MEET_S, config.lost_after / 2),
         )
+        self._meter: LinkMeter | None = None  # while a view is installed that has other ranks
         self._leaving = False
         deadlines = Deadlines.of(config.lost_after)
         policy = Policy(roles=(WORKER,), denied=denied)
@@ -744,6 +747,7 @@ class Engine:
                 case Activate():
                     self._activate(action.view)
                 case Deactivate():
+                    self._meter = None
                     if self._views.end(action):
                         self._waiting.wake()
                 case Decided():
@@ -792,6 +796,8 @@ class Engine:
         """See to it that the membership's next deadline is met. A timer that is set for an earlier time stays: each
         step puts the deadline off three times, and to look in vain now and then costs less than to set it each time."""
         at = self._member.next_timer()
+        if self._meter is not None and (at is None or self._meter.due_ns < at):
+            at = self._meter.due_ns
         if at is None or self._waiting.closed or (self._timer is not None and self._timer_ns <= at):
             return
         if self._timer is not None:
@@ -816,8 +822,15 @@ class Engine:
 
     def _on_timer(self) -> None:
         self._timer = None
-        self._member.handle_timer(now_ns=self._now_ns())
+        now_ns = self._now_ns()
+        self._member.handle_timer(now_ns=now_ns)
+        if self._meter is not None and self._meter.due_ns <= now_ns:
+            self._coordinator.send(self._meter.measure(self._seen_links(), now_ns=now_ns))
         self._work()
+
+    def _seen_links(self) -> dict[int, SeenLink]:
+        communicator = self._views.communicator
+        return {} if communicator is None else communicator.seen_links()
 
     def _activate(self, view: View) -> None:
         self._settings.heed_vote_timeout(self._member.vote_timeout_ns)
@@ -825,6 +838,11 @@ class Engine:
         links = self._peers.of_view(view)
         lanes = self._lanes.install(view, list(links.values()), self._neighbours.shared(view))
         self._views.install(view, links, self._neighbours.take(view.view_id), lanes)
+        if links:
+            rank, now_ns = view.rank_of(self.config.node) or 0, self._now_ns()
+            self._meter = LinkMeter(
+                view.view_id, rank=rank, world_size=view.world_size, seen=self._seen_links(), now_ns=now_ns
+            )
         for rank in sorted(links):
             if links[rank].ended:
                 self._on_peer_state(links[rank])

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from quicoll.engine.executor import Way
     from quicoll.engine.host import MetHost
-    from quicoll.engine.noticed import AwaitedMessage, GivenMessage
+    from quicoll.engine.noticed import AwaitedMessage, Carried, GivenMessage
     from quicoll.local.parcels import Notice
     from quicoll_transport.endpoint import Link
 
@@ -98,6 +98,10 @@ class HostWays:
             for number, rank in enumerate(self.ranks)
             if rank in links
         }
+
+    def carried(self) -> dict[int, Carried]:
+        """Return nothing: memory is no network."""
+        return {}
 
     def give(self, number: int, payload: memoryview) -> Notice | None:
         """Put a payload for a rank of the host into a place; None where that cannot be."""

@@ -44,7 +44,7 @@ import xxhash
 
 from quicoll.engine.lane_rate import soonest
 from quicoll.engine.messages import MOST_TAKEN, LaneShut, LanesTaken, encode_message
-from quicoll.engine.noticed import NoticedWay
+from quicoll.engine.noticed import Carried, NoticedWay
 from quicoll.lanes.memory import LEAST
 from quicoll.lanes.orders import PartLanes
 from quicoll.local.parcels import Notice
@@ -89,6 +89,7 @@ class LanePair:
     """This rank and another one: quicoll.engine.noticed.Beside.
 
     rank, node: the other one. lanes: how many both have. largest: bytes of a message that lanes carry at most.
+    bytes_sent, bytes_received: that lanes have carried.
     """
 
     ways: LaneWays
@@ -102,6 +103,8 @@ class LanePair:
     given: dict[int, tuple[int, GivenMessage]] = field(default_factory=dict)  # by turn: the lane
     coming: dict[int, _Coming] = field(default_factory=dict)  # by the number of its use
     taken: list[int] = field(default_factory=list)  # turns that the peer has not been told of
+    bytes_sent: int = 0
+    bytes_received: int = 0
 
     @property
     def whole(self) -> bool:
@@ -157,6 +160,7 @@ class LanePair:
             return
         del self.coming[number]
         coming.done = True
+        self.bytes_received += len(awaited.buffer)
         self.taken.append(turn)
         self.ways.tell_soon()
         awaited.finish(None)
@@ -176,6 +180,7 @@ class LanePair:
         for turn in message.turns:
             _, given = self.given.pop(turn, (0, None))
             if given is not None:
+                self.bytes_sent += len(given.payload)
                 given.finish(None)
 
     def shut_here(self, index: int, why: str) -> None:
@@ -271,6 +276,11 @@ class LaneWays:
 
     def to(self, links: Mapping[int, Link]) -> dict[int, Way]:
         return {rank: NoticedWay(links[rank], pair) for rank, pair in self.pairs.items() if rank in links}
+
+    def carried(self) -> dict[int, Carried]:
+        return {
+            rank: Carried(bool(pair.paired), pair.bytes_sent, pair.bytes_received) for rank, pair in self.pairs.items()
+        }
 
     def tell_soon(self) -> None:
         """Say what was taken, when this turn of the loop is over: several at once."""

@@ -15,7 +15,7 @@ Who waits for what, and until when, is the executor's affair and the communicato
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from quicoll.local.parcels import NOTICE_BYTES, Notice
 from quicoll_transport.errors import TransportError
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from quicoll.engine.executor import Moving, Way
     from quicoll_transport.endpoint import Link
 
-__all__ = ["AwaitedMessage", "Beside", "GivenMessage", "NoticedWay", "WaysBeside", "direct_tag"]
+__all__ = ["AwaitedMessage", "Beside", "Carried", "GivenMessage", "NoticedWay", "WaysBeside", "direct_tag"]
 
 _NOTHING = Notice(0, 0, 0, 0)  # its turn says that the payload comes over the link
 
@@ -52,6 +52,14 @@ class Beside(Protocol):
         ...
 
 
+class Carried(NamedTuple):
+    """What went beside a link. at_work: whether anything more may. sent, received: bytes."""
+
+    at_work: bool
+    sent: int
+    received: int
+
+
 class WaysBeside(Protocol):
     """All such ways of a view. ranks: of the view, that they lead to. in_memory: whether through memory alone."""
 
@@ -62,6 +70,10 @@ class WaysBeside(Protocol):
 
     def to(self, links: Mapping[int, Link]) -> dict[int, Way]:
         """Return the ways, by rank, to those that there are links to."""
+        ...
+
+    def carried(self) -> Mapping[int, Carried]:
+        """Return what went beside each link, by rank, where that is the network."""
         ...
 
     def end(self) -> None:

@@ -9,7 +9,7 @@ The shells carry every message exactly once and in order per link; after a link 
 on the next one, and nothing of the old link is ever delivered after it. The protocol needs no more than that.
 
     member -> coordinator    Join Confirm Decline Begin Vote Report Reached Learn Learned
-                             AskToLeave Leave AskRelay
+                             AskToLeave Leave AskRelay Measured
     coordinator -> member    Standby Welcome Refuse Adopt Outdated Propose Install Decision Aborted Hold Probe Expect
                              Ended Dismiss MayLeave RelayAnswer
 
@@ -23,6 +23,7 @@ from typing import Annotated, Final, Literal, TypeAlias, overload
 import msgspec
 
 from quicoll.errors import LocalError, PeerError
+from quicoll.membership.link_figures import MeasuredLinks  # noqa: TC001 - a field's type, which msgspec resolves
 from quicoll.membership.view import (
     MAX_INT,
     MAX_MEMBERS,
@@ -64,6 +65,7 @@ __all__ = [
     "Learned",
     "Leave",
     "MayLeave",
+    "Measured",
     "MemberMessage",
     "Outdated",
     "Probe",
@@ -232,6 +234,13 @@ class Leave(_Message, frozen=True, tag="leave"):
     parted: bool = False
 
 
+class Measured(_Message, frozen=True, tag="measured"):
+    """How my links to the other ranks of this view do, for people who look. Said every few seconds; nothing follows."""
+
+    view_id: ViewId
+    links: MeasuredLinks
+
+
 class AskRelay(_Message, frozen=True, tag="ask_relay"):
     """Pass on what I send to this node, when it asks for me too. RelayAnswer answers."""
 
@@ -373,7 +382,7 @@ class MayLeave(_Message, frozen=True, tag="may_leave"):
 
 
 MemberMessage: TypeAlias = (
-    Join | Confirm | Decline | BeginStep | Vote | Report | Reached | Learn | Learned | AskToLeave | Leave
+    Join | Confirm | Decline | BeginStep | Vote | Report | Reached | Learn | Learned | AskToLeave | Leave | Measured
 )
 CoordinatorMessage: TypeAlias = (
     Standby

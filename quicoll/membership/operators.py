@@ -9,7 +9,7 @@ link of its own; each of them is answered once.
     Scale      this many ranks, and these nodes are to leave; asked again it changes nothing. OperatorAnswer; of a
                reader it is refused
     Inquire    how far that is. OperatorAnswer
-    Look       how the job is. JobStatus, or StandsBy of a coordinator that does not lead
+    Look       how the job is, with its links or without. JobStatus, or StandsBy of a coordinator that does not lead
 
 Like all messages of membership they are tagged msgpack maps of fixed shape, with every size bounded, and what breaks a
 bound ends the link. What an operator asks is in the journal before it is answered. A Look is answered at once, also
@@ -18,7 +18,7 @@ one that has lost the lead without knowing says what it knew. Nothing follows fr
 
 Nothing is kept of an operator: an answer that is lost with its link is asked for again. What it may cost: ASK_RATE
 messages a second, ASK_BURST at once, and who asks more often loses its link; all who look within LOOK_AGE_NS get the
-same bytes, so that a status is made four times a second at most, whoever and however many ask.
+same bytes, so that a status is made four times a second at most, with links and without, whoever and however many ask.
 """
 
 from __future__ import annotations
@@ -109,8 +109,10 @@ class OperatorAnswer(_Message, frozen=True, tag="answer"):
     waiting_for: _Text = ""
 
 
-class Look(_Message, frozen=True, tag="look"):
-    """How is the job?"""
+class Look(_Message, frozen=True, omit_defaults=True, tag="look"):
+    """How is the job? links: whether what its members say of their links is wanted, too."""
+
+    links: bool = False
 
 
 class StandsBy(_Message, frozen=True, tag="stands_by"):
@@ -160,7 +162,7 @@ class Operators:
         scale: Callable[[int | None, tuple[str, ...]], str],
         standing: Callable[[], Standing | None],
         when_durable: Callable[[Callable[[], None]], None],
-        look: Callable[[], bytes],
+        look: Callable[[bool], bytes],
         now_ns: Callable[[], int],
     ) -> None:
         """Begin.
@@ -170,7 +172,7 @@ class Operators:
             standing: Says how far the last one is; None while another coordinator decides.
             when_durable: Calls what it is given once all that was decided before is in the journal; never where this
                 coordinator ends before that, or is found to lead no longer.
-            look: Returns the answer to Look, encoded.
+            look: Returns the answer to Look, encoded; called with whether links are wanted.
             now_ns: The loop's clock.
         """
         self._when_durable = when_durable
@@ -178,7 +180,7 @@ class Operators:
         self._standing = standing
         self._look = look
         self._now_ns = now_ns
-        self._looked: tuple[int, bytes] | None = None  # when, and what was seen
+        self._looked: dict[bool, tuple[int, bytes]] = {}  # with links or without: when, and what was seen
 
     def listen(self, link: Link) -> None:
         """Take over a link that an operator, or a reader, has made."""
@@ -186,7 +188,7 @@ class Operators:
 
     def forget(self) -> None:
         """Forget what was seen last: whether this coordinator leads has changed."""
-        self._looked = None
+        self._looked.clear()
 
     def _receive(self, bucket: TokenBucket, link: Link, data: bytes) -> None:
         if not bucket.take(self._now_ns()):
@@ -199,7 +201,7 @@ class Operators:
             link.close("malformed message")
             return
         if isinstance(message, Look):
-            self._show(link)
+            self._show(link, links=message.links)
             return
         if self._standing() is None:
             link.close("another coordinator leads the job")
@@ -223,11 +225,13 @@ class Operators:
         )
         self._when_durable(lambda: _tell(link, encode_operation(answer)))
 
-    def _show(self, link: Link) -> None:
+    def _show(self, link: Link, *, links: bool) -> None:
         now_ns = self._now_ns()
-        if self._looked is None or now_ns - self._looked[0] >= LOOK_AGE_NS:
-            self._looked = now_ns, self._look()
-        _tell(link, self._looked[1])
+        looked_ns, seen = self._looked.get(links, (None, b""))
+        if looked_ns is None or now_ns - looked_ns >= LOOK_AGE_NS:
+            seen = self._look(links)
+            self._looked[links] = now_ns, seen
+        _tell(link, seen)
 
 
 def _tell(link: Link, answer: bytes) -> None:

@@ -26,16 +26,17 @@ if TYPE_CHECKING:
 __all__ = ["report_of"]
 
 
-def report_of(term: Term, link_of: Callable[[str], Link | None], *, token: int) -> JobStatus:
+def report_of(term: Term, link_of: Callable[[str], Link | None], *, token: int, links: bool) -> JobStatus:
     """Return how the job is, as far as the coordinator that leads it knows.
 
     Args:
         term: Its leadership.
         link_of: The link to a node that has joined over it; None where there is none.
         token: Of its lease; 0 where it leads alone.
+        links: Whether what members say of their links is part of it.
     """
     now_ns = term.now_ns()
-    status = term.core.status(now_ns=now_ns)
+    status = term.core.status(now_ns=now_ns, links=links)
     return msgspec.structs.replace(
         status,
         token=token,

@@ -273,11 +273,11 @@ class CoordinatorService:
     def _when_durable(self, answer: Callable[[], None]) -> None:
         self._leading.when_durable(answer)
 
-    def _look(self) -> bytes:
+    def _look(self, links: bool = False) -> bytes:
         """Return what somebody who looks is told; see operators.py."""
         if self._term is None:
             return encode_operation(StandsBy(leader=self._leader[:MAX_TEXT]))
-        return fitting(report_of(self._term, self._joined_link, token=self._token))
+        return fitting(report_of(self._term, self._joined_link, token=self._token, links=links))
 
     def _joined_link(self, node: str) -> Link | None:
         link = self._links.get(node)

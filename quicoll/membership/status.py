@@ -16,9 +16,9 @@ What it means (`condition_of`), for whoever has to decide whether to get up:
 where none is known (the first step compiles, reads and loads).
 
 Bounds: a name is one of membership and a text has 200 characters. There are no more members than a job may have, no
-more lost nodes and events than the chronicle keeps, and in bytes it is `MAX_STATUS` at most: where that is not enough,
-what is said of members goes first, then those that are at work as they should be, events, and all others; `unlisted`
-says how many.
+more lost nodes and events than the chronicle keeps, of all links no more than `MAX_STATUS_LINKS`, and in bytes it is
+`MAX_STATUS` at most: where that is not enough, links go first, then what is said of members, those that are at work as
+they should be, events, and all others; `unlisted` says how many.
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
 
+from quicoll.membership.link_figures import MeasuredLinks  # noqa: TC001 - a field's type, which msgspec resolves
 from quicoll.membership.view import MAX_INT, MAX_MEMBERS, MAX_NAME, NodeName, StepNumber, ViewId, WorldSize
 
 __all__ = [
     "MAX_STATUS",
     "MAX_STATUS_EVENTS",
+    "MAX_STATUS_LINKS",
     "MAX_STATUS_NODES",
     "EventStatus",
     "JobCondition",
@@ -48,6 +50,8 @@ MAX_STATUS: Final = 256 * 1024
 """Bytes of the largest one: 1024 members take about 120 KiB."""
 MAX_STATUS_EVENTS: Final = 32
 MAX_STATUS_NODES: Final = MAX_MEMBERS + 64
+MAX_STATUS_LINKS: Final = MAX_MEMBERS
+"""Links of all members together: each one's worst, the same number of each."""
 _MAX_SAID: Final = 200
 
 _SECOND: Final = 1_000_000_000
@@ -114,6 +118,8 @@ class MemberStatus(_Part, frozen=True):
     Of its link to the coordinator, while there is one: rtt_ns, the round trip; silent_ns, since when nothing was heard;
     doubted, whether that is longer than it should be; resends, messages that were sent again; address, where its
     datagrams come from.
+    Of its links to the other ranks, where somebody asks for them: links, what it said last, of the view that is
+    installed; links_ns, how long ago. None where it has said nothing yet.
     """
 
     node: NodeName
@@ -128,6 +134,8 @@ class MemberStatus(_Part, frozen=True):
     doubted: bool = False
     resends: _Number = 0
     address: _Place = ""
+    links: MeasuredLinks | None = None
+    links_ns: _Number | None = None
 
 
 class EventStatus(_Part, frozen=True):
@@ -239,11 +247,12 @@ def fitting(status: JobStatus, *, most: int = MAX_STATUS) -> bytes:
         most: Bytes.
     """
     data = _encoder.encode(status)
-    if len(data) <= most:
-        return data
-    status = msgspec.structs.replace(
-        status, members=tuple(msgspec.structs.replace(each, why="", address="") for each in status.members)
-    )
+    for less in ({"links": None, "links_ns": None}, {"why": "", "address": ""}):
+        if len(data) <= most:
+            return data
+        members = tuple(msgspec.structs.replace(each, **less) for each in status.members)
+        status = msgspec.structs.replace(status, members=members)
+        data = _encoder.encode(status)
     while len(data := _encoder.encode(status)) > most and (status.members or status.events):
         usual = [at for at, each in enumerate(status.members) if each.state in ("at work", "voted")]
         if not usual and status.events:

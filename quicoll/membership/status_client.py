@@ -111,11 +111,12 @@ class JobWatch:
         if self._link is not None:
             await self._link.aclose()
 
-    async def look(self, timeout: float = 5.0) -> Glance:
+    async def look(self, timeout: float = 5.0, *, links: bool = False) -> Glance:
         """Ask once, until there is a status or the time is over.
 
         Args:
             timeout: Seconds.
+            links: Whether what members say of their links is wanted, too.
         Raises:
             LocalError: Certificates or addresses cannot work.
         """
@@ -126,7 +127,7 @@ class JobWatch:
         link, answers = self._link, _Answers()
         try:
             async with asyncio.timeout(timeout):
-                while (status := await self._ask(link, answers)) is None:
+                while (status := await self._ask(link, answers, links=links)) is None:
                     pass
         except TimeoutError:
             answers.said.setdefault(format_address(link.address), f"gives no answer: {link.trouble}")
@@ -134,11 +135,11 @@ class JobWatch:
             return Glance(job=link.job, coordinator=self._coordinator, trouble=trouble)
         return Glance(job=link.job, coordinator=format_address(link.address), status=status)
 
-    async def _ask(self, link: OperatorLink, answers: _Answers) -> JobStatus | None:
+    async def _ask(self, link: OperatorLink, answers: _Answers, *, links: bool) -> JobStatus | None:
         where = format_address(link.address)
         try:
             async with asyncio.timeout(_PATIENCE_S if link.several else None):
-                answer = await link.ask(Look())
+                answer = await link.ask(Look(links=links))
         except TimeoutError:
             answers.said[where] = f"gives no answer: {link.trouble}"
             link.go_on()

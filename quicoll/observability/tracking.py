@@ -9,7 +9,8 @@ network. So a thread of the tracker's own calls it, and what comes meanwhile is 
     no step is known    what the events add up to is kept until there is one, or until the end
     the function raises it is logged, once in a row of failures; what it was to have is lost, the next is tried
     `close`             the rest is given, END_S are waited for that: a tracker that hangs holds no program up
-    a child of a fork   has no such thread, and gives nothing
+    a child of a fork   has no such thread, and takes and gives nothing: who held the lock when it began is not there to
+                        let it go
 
 Invariants: the function is called by one thread, one call after the other; MOST_ROWS wait at most, the oldest are left
 out first, and are counted.
@@ -92,11 +93,13 @@ class Tracker:
 
     def __call__(self, event: Event) -> None:
         """Take an event: `quicoll.join(observer=tracker)`."""
+        if os.getpid() != self._pid:
+            return
         with self._lock:
             self._summary.take(event)
 
     def log(self, figures: Mapping[str, SupportsFloat], *, step: int) -> None:
-        """Log figures of yours, in one order with those of the job; returns at once.
+        """Log figures of yours, in one order with those of the job; returns at once. Nothing in a child of a fork.
 
         wandb drops figures of a step that is before the last one, which happens where two threads log to one run.
 
@@ -107,6 +110,8 @@ class Tracker:
             LocalError: A figure is not a number.
         """
         row = {name: _number(name, value) for name, value in figures.items()}
+        if os.getpid() != self._pid:
+            return
         with self._lock:
             if len(self._rows) >= MOST_ROWS:
                 self._rows.popleft()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from quicoll.cli.link_words import LinkRow
 from quicoll.cli.status_page import PageServer, html_page
 from quicoll.cli.status_words import NodeRow, Picture
 
@@ -30,7 +31,11 @@ def picture() -> Picture:
         NodeRow(node=name, rank=str(rank), state="left out", step="84", rtt="16.8 ms", note="why " * 60, troubled=True)
         for rank, name in enumerate(NAMES)
     ]
-    return Picture(job="train", condition="held", sentence="job train: held", rows=tuple(rows))
+    link = LinkRow(
+        node=NAMES[0], peer=NAMES[2], sent="12.3 MB/s", received="900 B/s", rtt="16.8 ms", loss="3.1 %", resends="0",
+        path_takes="25.0 MB/s", in_flight="65.5 kB", note="by lanes", troubled=True,
+    )  # fmt: skip
+    return Picture(job="train", condition="held", sentence="job train: held", rows=tuple(rows), links=(link,))
 
 
 @pytest.mark.parametrize("width", [420, 1200])
@@ -41,7 +46,7 @@ def test_a_browser_draws_the_table_runs_nothing_and_needs_nothing_from_elsewhere
         asked.append("page")
         return html_page(picture(), every=3600.0)
 
-    server = PageServer(("127.0.0.1", 0), page=page, facts=dict)
+    server = PageServer(("127.0.0.1", 0), page=page, all_links=page, facts=dict)
     try:
         ended = subprocess.run(
             [
@@ -60,4 +65,6 @@ def test_a_browser_draws_the_table_runs_nothing_and_needs_nothing_from_elsewhere
     assert "<script" not in body
     for name in NAMES[:2]:
         assert f">{name}</td>" in body
+    assert ">! worker-0</td>" in body
+    assert ">3.1 %</td>" in body
     assert body.count("left out") >= len(NAMES)

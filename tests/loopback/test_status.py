@@ -121,7 +121,7 @@ async def test_a_run_whose_worker_is_stopped_and_killed_is_seen_as_such(tmp_path
         async def until(so: Callable[[JobStatus], object]) -> JobStatus:
             while True:
                 assert not running.done(), "\n".join(lines)
-                glance = await watch.look(timeout=60.0)
+                glance = await watch.look(timeout=60.0, links=True)
                 if glance.status is not None and so(glance.status):
                     return glance.status
                 await asyncio.sleep(0.1)
@@ -129,6 +129,16 @@ async def test_a_run_whose_worker_is_stopped_and_killed_is_seen_as_such(tmp_path
         status = await until(lambda status: status.committed_step > 2)
         assert status.world_size == len(status.members) == 3
         assert all(each.rtt_ns is not None and each.address for each in status.members)
+        where = ("--coordinator", address, "--certs", certs, "--timeout", 60)
+        await until(lambda status: all(each.links is not None for each in status.members))
+        (line,) = (await command("top", *where, "--once", "--json", status=0))[0].splitlines()
+        check_links(json.loads(line)["links"])
+        check_links(json.loads((await command("status", *where, "--json", status=0))[0])["links"])
+        table, _ = await command("top", *where, "--once", status=0)
+        head = next(at for at, said in enumerate(table.splitlines()) if said.split()[:2] == ["FROM", "TO"])
+        assert all(said.split()[0].startswith("worker-") for said in table.splitlines()[head + 1 : head + 7])
+        table, _ = await command("top", *where, "--once", "--links", "none", status=0)
+        assert "FROM" not in table
         stopped = supervisor.pid("worker-2")
         assert stopped is not None
         os.kill(stopped, signal.SIGSTOP)
@@ -136,7 +146,6 @@ async def test_a_run_whose_worker_is_stopped_and_killed_is_seen_as_such(tmp_path
         status = await until(lambda status: status.open_ns > 3 * 10**9)
         assert condition_of(status, patience_ns=10**9) == "stalled"
         assert states(status)["worker-2"] in ("outside", "computing")
-        where = ("--coordinator", address, "--certs", certs, "--timeout", 60)
         said, _ = await command("status", *where, "--stalled-after", 1, status=1)
         assert said.startswith(f"job seen: stalled: step {status.open_step} has been open for ")
         os.kill(stopped, signal.SIGCONT)
@@ -149,6 +158,21 @@ async def test_a_run_whose_worker_is_stopped_and_killed_is_seen_as_such(tmp_path
         assert any(each.kind == "peer_lost" and "worker-2" in each.said for each in status.events)
     supervisor.stop()
     await running
+
+
+def check_links(links: list[dict[str, Any]]) -> None:
+    """All links of three ranks that add up a few numbers, each seen from both ends."""
+    ends = [(each["rank"], each["peer_rank"]) for each in links]
+    assert sorted(ends) == [(rank, peer) for rank in range(3) for peer in range(3) if rank != peer]
+    for each in links:
+        assert (each["node"], each["peer"]) == (f"worker-{each['rank']}", f"worker-{each['peer_rank']}")
+        assert each["rtt_s"] > 0
+        assert each["window_s"] > 1
+        assert each["ago_s"] >= 0
+        assert each["sent_rate"] >= 0
+        assert each["received_rate"] >= 0
+        assert each["sent_packets"] >= each["lost_packets"]
+        assert each["carrier"] in ("memory", "link")
 
 
 def states(status: JobStatus) -> dict[str, str]:

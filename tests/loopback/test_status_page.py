@@ -26,7 +26,10 @@ PICTURE = Picture(job="train", condition="held", sentence="job train: held for 2
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[PageServer]:
     monkeypatch.setattr(status_page._Page, "timeout", 600.0)
     found = PageServer(
-        ("127.0.0.1", 0), page=lambda: html_page(PICTURE, every=1.0), facts=lambda: {"condition": "held"}
+        ("127.0.0.1", 0),
+        page=lambda: html_page(PICTURE, every=1.0),
+        all_links=lambda: "<!doctype html>all links",
+        facts=lambda: {"condition": "held"},
     )
     yield found
     found.close()
@@ -57,6 +60,7 @@ def test_the_page_and_the_facts_are_served_with_a_policy_that_lets_nothing_in(se
     assert "Access-Control-Allow-Origin" not in answer.headers
     answer, body = asked(server, "/status.json")
     assert (answer.headers["Content-Type"], json.loads(body)) == ("application/json", {"condition": "held"})
+    assert asked(server, "/links")[1] == "<!doctype html>all links"
     answer, body = asked(server, method="HEAD")
     assert (answer.status, body) == (200, "")
 
@@ -96,4 +100,4 @@ def test_connections_that_say_nothing_are_bounded_and_the_server_ends_all_the_sa
 
 def test_a_port_that_is_taken_is_an_error_that_says_so(server: PageServer) -> None:
     with pytest.raises(LocalError, match=r"cannot serve a page at 127\.0\.0\.1:\d+: "):
-        PageServer(("127.0.0.1", port_of(server)), page=str, facts=dict)
+        PageServer(("127.0.0.1", port_of(server)), page=str, all_links=str, facts=dict)

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from quicoll.cli.link_words import link_facts
 from quicoll.errors import Partitioned, StepAborted
 from quicoll.membership.operators import StandsBy, decode_answer
 from quicoll.membership.service import CoordinatorService
 from quicoll.membership.status import MAX_STATUS, JobStatus, condition_of, is_late
-from quicoll.sim import Settings, Simulation, fleet
+from quicoll.sim import Conditions, Settings, Simulation, fleet
 from quicoll.sim.runner import run_seed
 
 if TYPE_CHECKING:
@@ -31,11 +32,12 @@ STEPS = 12
 class Eye:
     """What was seen, in order: by which process of a coordinator, and what it said."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, links: bool = False) -> None:
         self.seen: list[tuple[CoordinatorService, JobStatus | StandsBy]] = []
+        self._links = links
 
     def look(self, service: CoordinatorService) -> None:
-        data = service._look()
+        data = service._look(self._links)
         assert len(data) <= MAX_STATUS
         answer = decode_answer(data, node="coordinator")
         assert isinstance(answer, JobStatus | StandsBy)
@@ -81,9 +83,9 @@ def check(status: JobStatus) -> None:
     assert not (status.held and status.stage != "forming")
 
 
-def opened(monkeypatch: pytest.MonkeyPatch) -> Eye:
+def opened(monkeypatch: pytest.MonkeyPatch, *, links: bool = False) -> Eye:
     """It looks whenever a coordinator has heard or done something; no timer and no message is needed for that."""
-    found = Eye()
+    found = Eye(links=links)
 
     class Seen(CoordinatorService):
         def _on_app(self, link: Link, data: bytes) -> None:
@@ -224,3 +226,55 @@ def test_whatever_befalls_a_job_each_status_is_consistent_and_looking_changes_no
     assert outcome.error is None, outcome.error
     assert outcome.digest == unseen.digest
     assert len(eye.statuses) > 20
+
+
+def test_a_path_that_loses_packets_is_the_worst_link_of_those_that_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One direction between two of five ranks loses; so its sender loses, and nobody else does."""
+    eye = opened(monkeypatch, links=True)
+
+    async def busy(job: Job, sim: Simulation) -> bytes:
+        while job.committed_step < 40:
+            try:
+                async with job.step():
+                    await job.group.all_reduce(np.ones(60_000, np.float32))
+            except (StepAborted, Partitioned):
+                continue
+            await asyncio.sleep(0.2)
+        return b""
+
+    lossy = Conditions(loss=0.05)
+    run(lambda sim: sim.at(0.5).conditions(lossy, 3, 1), life=busy, ranks=5, lost_after=2.0)
+    told = [status for status in eye.statuses if sum(each.links is not None for each in status.members) == 5]
+    assert told
+    for status in told[len(told) // 2 :]:
+        worst, *others = link_facts(status)
+        assert (worst["node"], worst["peer"]) == ("worker-3", "worker-1")
+        assert 0.01 < worst["loss"] < 0.12
+        assert all(each["loss"] == 0.0 for each in others)
+        assert all(each["sent_rate"] > 0 and each["rtt_s"] > 0 for each in (worst, *others))
+        assert len(others) == 5 * 4 - 1
+        assert all(each["ago_s"] < 4.5 for each in others)
+
+
+def test_ranks_of_one_host_say_that_its_memory_carries_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    eye = opened(monkeypatch, links=True)
+
+    async def slow(job: Job, sim: Simulation) -> bytes:
+        while job.committed_step < 20:
+            try:
+                async with job.step():
+                    await job.group.all_reduce(np.ones(60_000, np.float32))
+            except (StepAborted, Partitioned):
+                continue
+            await asyncio.sleep(0.4)
+        return b""
+
+    run(lambda sim: None, life=slow, hosts=("one", "one", "other"))
+    facts = [each for status in eye.statuses for each in link_facts(status)]
+    carriers = {(each["rank"], each["peer_rank"]): each["carrier"] for each in facts}
+    assert carriers == {
+        (rank, peer): "memory" if {rank, peer} == {0, 1} else "link"
+        for rank in range(3)
+        for peer in range(3)
+        if rank != peer
+    }

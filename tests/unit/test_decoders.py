@@ -15,6 +15,7 @@ import pytest
 from quicoll.engine.messages import Announce, Farewell, decode_message, encode_message
 from quicoll.errors import QuicollError
 from quicoll.membership import messages, operators, status
+from quicoll.membership.link_figures import LinkFigures, MeasuredLinks
 from quicoll.membership.view import Member, View
 from quicoll.state.manifest import decode_manifest, encode_manifest
 from quicoll.state.tree import flatten, rebuild
@@ -31,6 +32,12 @@ VIEW = View(
     committed_view=2,
 )
 
+LINKS = MeasuredLinks(
+    window_ns=10**10,
+    links=(LinkFigures(peer=1, rtt_ns=7, sent_rate=8, received_rate=9), LinkFigures(peer=2, carrier="memory")),
+    untold=3,
+)
+
 DECODERS: dict[str, tuple[Callable[[bytes], object], bytes]] = {
     "announcement": (
         lambda data: decode_message(data, node="a"),
@@ -44,6 +51,10 @@ DECODERS: dict[str, tuple[Callable[[bytes], object], bytes]] = {
     "report": (
         lambda data: messages.decode(data, sender="member"),
         messages.encode(messages.Report(view_id=3, lost=(("b", "silence"),), reason="all_reduce", culprit="b")),
+    ),
+    "measured": (
+        lambda data: messages.decode(data, sender="member"),
+        messages.encode(messages.Measured(view_id=3, links=LINKS)),
     ),
     "propose": (lambda data: messages.decode(data, sender="coordinator"), messages.encode(messages.Propose(view=VIEW))),
     "operation": (
@@ -59,7 +70,9 @@ DECODERS: dict[str, tuple[Callable[[bytes], object], bytes]] = {
                 world_size=2,
                 view_id=3,
                 recent=(4, 5),
-                members=(status.MemberStatus(node="a", state="asked", rank=0, why="text", rtt_ns=7),),
+                members=(
+                    status.MemberStatus(node="a", state="asked", rank=0, why="text", rtt_ns=7, links=LINKS, links_ns=5),
+                ),
                 events=(status.EventStatus(ago_ns=1, kind="held", said="waits"),),
             )
         ),

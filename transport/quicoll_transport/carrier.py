@@ -68,7 +68,9 @@ CLOSE_FORGOTTEN = 0x7106  # told without a connection: the peer's process knows 
 class PathStats:
     """What a carrier knows of its path. Times are None before the first acknowledgement.
 
-    lost_packets: declared lost since the connection began; what is sent again as a probe counts too.
+    sent_packets: that ask for an acknowledgement, since the connection began.
+    lost_packets: declared lost since then; what is sent again as a probe counts too. spurious_packets: of these, that
+        were acknowledged all the same.
     parity_bytes: sent so that what is lost can be made from them; repaired_bytes: of streams, made from the peer's.
     delivery_rate: bytes a second that were acknowledged while more was waiting; None while that has not been measured.
     """
@@ -79,6 +81,8 @@ class PathStats:
     cwnd: int
     bytes_in_flight: int
     lost_packets: int
+    sent_packets: int = 0
+    spurious_packets: int = 0
     parity_bytes: int = 0
     repaired_bytes: int = 0
     delivery_rate: int | None

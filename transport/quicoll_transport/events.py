@@ -157,7 +157,8 @@ class LinkSnapshot(LinkStats):
     stalls: of our own loop.
     rtt_ns, rttvar_ns: of heartbeats, smoothed; both processes' delays are in it. None before the first answer.
     path_rtt_ns, path_rttvar_ns, path_min_rtt_ns: QUIC's estimate of the same, less the peer's stated delay.
-    cwnd, bytes_in_flight: QUIC's, bytes. lost_packets: that it declared lost, those sent again as probes included.
+    cwnd, bytes_in_flight: QUIC's, bytes. sent_packets: that ask for an acknowledgement. lost_packets: that it declared
+        lost, those sent again as probes included. spurious_packets: of these, that were acknowledged all the same.
     parity_bytes: sent behind the tail of messages; repaired_bytes: that were lost and made from the peer's parity.
     delivery_rate: payload bytes a second that the peer acknowledged while more was waiting to be sent, the median of
         the last few measurements; None until that has been so for a round trip. cwnd for each round trip may be far
@@ -181,7 +182,9 @@ class LinkSnapshot(LinkStats):
     path_min_rtt_ns: int | None
     cwnd: int
     bytes_in_flight: int
+    sent_packets: int
     lost_packets: int
+    spurious_packets: int
     parity_bytes: int
     repaired_bytes: int
     delivery_rate: int | None

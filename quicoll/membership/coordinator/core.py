@@ -34,6 +34,7 @@ Parts that say what is so, and change nothing but themselves:
     spares.py        who of those that stand by is kept warm
     scaling.py       how many ranks an operator wants, and who leaves for that
     chronicle.py     what has happened of late, for people
+    measurements.py  what members say of their links, for people
     overview.py      how the job is, for people
 
 Invariants: a message counts as one of a view when that is the one installed, proposed, or still looked into, and its
@@ -62,6 +63,7 @@ from quicoll.membership.coordinator.learners import Learners
 from quicoll.membership.coordinator.leaving import Leaving
 from quicoll.membership.coordinator.ledger import Ledger
 from quicoll.membership.coordinator.losses import Losses
+from quicoll.membership.coordinator.measurements import Measurements
 from quicoll.membership.coordinator.overview import Overview
 from quicoll.membership.coordinator.probes import Probes
 from quicoll.membership.coordinator.reconsidering import Reconsidering
@@ -79,6 +81,7 @@ from quicoll.membership.messages import (
     Learn,
     Learned,
     Leave,
+    Measured,
     MemberMessage,
     Reached,
     Report,
@@ -165,8 +168,15 @@ class CoordinatorCore:
             seed=seed,
         )
         self._chronicle = chronicle = Chronicle(now_ns=now_ns)
+        self._measurements = measurements = Measurements()
         self._overview = Overview(
-            roster=roster, stage=stage, evidence=evidence, formation=formation, chronicle=chronicle, config=config
+            roster=roster,
+            stage=stage,
+            evidence=evidence,
+            formation=formation,
+            chronicle=chronicle,
+            measurements=measurements,
+            config=config,
         )
         self._steps = Steps(
             ledger=ledger,
@@ -243,6 +253,8 @@ class CoordinatorCore:
                 if candidate is None and not isinstance(message, Leave):
                     self._out.drop(node, incarnation or 0, f"{type(message).__name__} before Join")
                 return
+            if isinstance(message, Measured) and self._take_measured(node, message, now_ns):
+                return
             self._dispatch(candidate, message, now_ns)
         self._due.look(now_ns)
 
@@ -313,10 +325,15 @@ class CoordinatorCore:
             waiting_for=clip(waiting),
         )
 
-    def status(self, *, now_ns: int) -> JobStatus:
-        """Return how the job is, for people who look; without events (`events`) and without links."""
+    def status(self, *, now_ns: int, links: bool = False) -> JobStatus:
+        """Return how the job is, for people who look; without events (`events`) and without the coordinator's links.
+
+        Args:
+            now_ns: The time now.
+            links: Whether what members say of their links is part of it.
+        """
         return self._overview.status(
-            self._ledger.history, waiting_for=self.standing(now_ns=now_ns).waiting_for, now_ns=now_ns
+            self._ledger.history, waiting_for=self.standing(now_ns=now_ns).waiting_for, now_ns=now_ns, links=links
         )
 
     @property
@@ -365,7 +382,10 @@ class CoordinatorCore:
                 self._dispatch_in_view(candidate, message, now_ns)
 
     def _dispatch_in_view(
-        self, candidate: Candidate, message: Confirm | Decline | Report | BeginStep | Vote | Learn, now_ns: int
+        self,
+        candidate: Candidate,
+        message: Confirm | Decline | Report | BeginStep | Vote | Learn | Measured,
+        now_ns: int,
     ) -> None:
         node, proposal, active = candidate.node, self._stage.proposal, self._stage.active
         view = self._stage.named(message.view_id)
@@ -375,7 +395,7 @@ class CoordinatorCore:
             self._losses.lost(candidate, cause, now_ns)
         elif isinstance(message, BeginStep) and (view is None or view is not self._stage.view):
             self._succession.was_open(node, message, now_ns)
-        elif view is None:
+        elif view is None or isinstance(message, Measured):
             pass  # of a view that is over: the sender did not know of its end yet
         elif isinstance(message, Learn):
             if active is not None and view is active.view:
@@ -387,6 +407,15 @@ class CoordinatorCore:
             self._report(node, message, view, now_ns)
         elif isinstance(message, BeginStep | Vote) and active is not None and view is active.view:
             self._steps.receive(candidate, message, active, now_ns)
+
+    def _take_measured(self, node: str, message: Measured, now_ns: int) -> bool:
+        """Take in what a member of the installed view says of its links, if it is that: nothing follows, and what is
+        due need not be looked at, which in a large world takes the most of a message's time."""
+        view = self.view
+        if view is None or message.view_id != view.view_id or view.rank_of(node) is None:
+            return False
+        self._measurements.take(view, node, message.links, now_ns)
+        return True
 
     def _report(self, node: str, message: Report | Decline, view: View, now_ns: int) -> None:
         """The first report of a failure ends the view; the announcement may wait for more."""

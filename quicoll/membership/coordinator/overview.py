@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, Literal
 
+import msgspec
+
 from quicoll.membership.coordinator.stage import CoordinatorState
 from quicoll.membership.status import JobStatus, MemberState, MemberStatus, shortened
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from quicoll.membership.coordinator.evidence import Evidence
     from quicoll.membership.coordinator.formation import Formation
     from quicoll.membership.coordinator.history import History
+    from quicoll.membership.coordinator.measurements import Measurements
     from quicoll.membership.coordinator.roster import Candidate, Roster
     from quicoll.membership.coordinator.stage import Stage
 
@@ -43,6 +46,7 @@ class Overview:
         evidence: Who is left out for what failed views say.
         formation: How many there may be.
         chronicle: What has happened of late.
+        measurements: What members say of their links.
         config: The coordinator's settings.
     """
 
@@ -54,6 +58,7 @@ class Overview:
         evidence: Evidence,
         formation: Formation,
         chronicle: Chronicle,
+        measurements: Measurements,
         config: CoordinatorConfig,
     ) -> None:
         self._roster = roster
@@ -61,15 +66,17 @@ class Overview:
         self._evidence = evidence
         self._formation = formation
         self._chronicle = chronicle
+        self._measurements = measurements
         self._config = config
 
-    def status(self, history: History, *, waiting_for: str, now_ns: int) -> JobStatus:
+    def status(self, history: History, *, waiting_for: str, now_ns: int, links: bool) -> JobStatus:
         """Return how the job is; without events, which have no words here.
 
         Args:
             history: What the journal holds.
             waiting_for: What is missing for what an operator has asked for.
             now_ns: The time now.
+            links: Whether what members say of their links is part of it.
         """
         stage, chronicle, config = self._stage, self._chronicle, self._config
         view, active = stage.view, stage.active
@@ -77,6 +84,7 @@ class Overview:
         committed = chronicle.committed_ns
         # The chronicle hears of a view when the journal has it, a moment after the stage is another one.
         without = None if stage.state is CoordinatorState.INSTALLED else chronicle.without_ns
+        members = self._members(history, now_ns)
         return JobStatus(
             led_ns=now_ns - chronicle.began_ns,
             stage=_STAGES[stage.state],
@@ -99,7 +107,19 @@ class Overview:
             finished=len(history.finished),
             done=history.ended and stage.state is CoordinatorState.FORMING,
             final_step=history.final_step,
-            members=self._members(history, now_ns),
+            members=self._with_links(members, now_ns) if links else members,
+        )
+
+    def _with_links(self, members: tuple[MemberStatus, ...], now_ns: int) -> tuple[MemberStatus, ...]:
+        active = self._stage.active
+        if active is None:
+            return members
+        told = self._measurements.of(active.view, now_ns)
+        return tuple(
+            msgspec.structs.replace(each, links=told[each.node][0], links_ns=told[each.node][1])
+            if each.node in told
+            else each
+            for each in members
         )
 
     def _held(self) -> str:

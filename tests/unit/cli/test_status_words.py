@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from rich.console import Console
 
-from quicoll.cli.status_words import duration_words, facts_of, picture_of
+from quicoll.cli.quantity_words import duration_words, rate_words, share_words, size_words
+from quicoll.cli.status_words import facts_of, picture_of
 from quicoll.cli.top import drawn
 from quicoll.membership.status import EventStatus, JobStatus, MemberStatus
 from quicoll.membership.status_client import Glance
@@ -171,6 +172,32 @@ def test_a_program_gets_all_fields_with_durations_in_seconds() -> None:
 )
 def test_a_duration_has_two_units_at_most(nanoseconds: int, said: str) -> None:
     assert duration_words(nanoseconds) == said
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "said"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.0 kB"),
+        (99_949, "99.9 kB"),
+        (99_950, "100 kB"),
+        (999_499, "999 kB"),
+        (999_500, "1.0 MB"),
+        (12_340_000_000, "12.3 GB"),
+        (2**62, "4.612e+06 TB"),
+    ],
+)
+def test_a_size_has_the_largest_unit_that_leaves_a_whole_one(nbytes: int, said: str) -> None:
+    assert size_words(nbytes) == said
+    assert rate_words(nbytes) == f"{said}/s"
+
+
+@pytest.mark.parametrize(
+    ("share", "said"), [(0.0, "0 %"), (1e-9, "< 0.1 %"), (0.0125, "1.2 %"), (0.0994, "9.9 %"), (0.5, "50 %")]
+)
+def test_a_share_that_is_not_nothing_is_not_said_to_be(share: float, said: str) -> None:
+    assert share_words(share) == said
 
 
 def on_terminal(picture: Picture, *, width: int, height: int | None = None, color: bool = True) -> str:

@@ -79,7 +79,7 @@ def operators(
     *,
     scale: Any = None,
     standing: Standing | None = STANDING,
-    look: Callable[[], bytes] = lambda: encode_operation(StandsBy(leader="a:1")),
+    look: Callable[[bool], bytes] = lambda links: encode_operation(StandsBy(leader="a:1")),
     clock: Clock | None = None,
 ) -> Operators:
     clock = clock or Clock()
@@ -130,8 +130,8 @@ def test_who_looks_is_answered_by_a_coordinator_that_does_not_lead_too() -> None
 def test_who_looks_at_nearly_the_same_moment_sees_the_same_and_it_is_made_once() -> None:
     clock, made = Clock(), []
 
-    def look() -> bytes:
-        made.append(clock.now)
+    def look(links: bool) -> bytes:
+        made.append(clock.now if not links else -1)
         return encode_operation(StandsBy(leader=f"seen at {clock.now}"))
 
     asked = operators(look=look, clock=clock)
@@ -147,6 +147,11 @@ def test_who_looks_at_nearly_the_same_moment_sees_the_same_and_it_is_made_once()
     asked.forget()  # who leads has changed
     links[1].say(encode_operation(Look()))
     assert made == [0, LOOK_AGE_NS, LOOK_AGE_NS]
+    for link in links[:2]:
+        link.say(encode_operation(Look(links=True)))  # another picture, which is made once, too
+    links[2].say(encode_operation(Look()))
+    assert made[3:] == [-1]
+    assert encode_operation(Look()) == msgspec.msgpack.encode({"type": "look"})  # which older coordinators answer
 
 
 def test_who_asks_too_often_loses_its_link_and_others_are_answered_as_before() -> None:

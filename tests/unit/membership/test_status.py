@@ -53,6 +53,11 @@ def test_what_fits_is_whole() -> None:
     assert read(fitting(given)) == given
 
 
+def test_without_links_a_status_has_no_field_that_an_older_reader_does_not_know() -> None:
+    whole = msgspec.msgpack.decode(fitting(status(2)))
+    assert not {"links", "links_ns"} & {*whole, *whole["members"][0]}
+
+
 def test_a_status_of_the_most_nodes_with_the_longest_texts_is_within_the_bound_and_can_be_read() -> None:
     data = fitting(status(MAX_STATUS_NODES, why="\N{SNOWMAN}" * 200))
     assert len(data) <= MAX_STATUS <= MAX_OPERATION

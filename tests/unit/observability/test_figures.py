@@ -18,6 +18,7 @@ import pytest
 from quicoll import Config, Event, LocalError
 from quicoll.observability.figures import FIGURES, Figures
 from quicoll.observability.flight_record import FlightOperation, FlightStep, FlightView
+from quicoll.observability.prometheus import PrometheusInstruments
 from quicoll.observability.recording import record_rank
 
 S = 10**9
@@ -176,6 +177,35 @@ def test_prometheus_reads_what_a_rank_serves() -> None:
     assert found["quicoll_members",] == 2
     with pytest.raises(OSError, match="refused"):
         urllib.request.urlopen(f"http://{kept.served}/metrics", timeout=30)
+
+
+@pytest.mark.loopback
+def test_its_parser_reads_each_figure_with_whatever_a_label_says() -> None:
+    parser = pytest.importorskip("prometheus_client.parser")
+    odd = ['a"b', "a\\b", "a\nb", "{}=,#", "\N{SNOWMAN}", ""]
+    kept = PrometheusInstruments("127.0.0.1:0", job='the "job"', node="a\\n")
+    try:
+        for figure in FIGURES.values():
+            tell = {"counter": kept.add, "histogram": kept.spread, "gauge": kept.put}[figure.kind]
+            for number, value in enumerate(odd if figure.labels else [""]):
+                tell(figure.name, number + 0.5, *(value for _ in figure.labels))
+        with urllib.request.urlopen(f"http://{kept.address}/metrics", timeout=30) as answer:
+            text = answer.read().decode()
+    finally:
+        kept.close()
+    families = {family.name: family for family in parser.text_string_to_metric_families(text)}
+    for figure in FIGURES.values():
+        name = figure.name.replace(".", "_") + {"s": "_seconds", "By": "_bytes", "": ""}[figure.unit]
+        family = families.pop(name)
+        assert (family.type, family.documentation) == (figure.kind, figure.text)
+        ending = {"counter": "_total", "histogram": "_sum", "gauge": ""}[figure.kind]
+        values = {tuple(each.labels.values()): each.value for each in family.samples if each.name == name + ending}
+        labels = [(value,) * len(figure.labels) for value in (odd if figure.labels else [""])]
+        assert values == {label: number + 0.5 for number, label in enumerate(labels)}
+    (info,) = (sample for name, family in families.items() if name == "quicoll_node_info" for sample in family.samples)
+    assert info.labels == {"quicoll_job": 'the "job"', "node": "a\\n"}
+    made = {name for name in families if name.endswith("_created")}  # when each began, which the client adds
+    assert {*families} - made == {"quicoll_node_info"}
 
 
 @pytest.mark.loopback

@@ -172,3 +172,22 @@ def test_what_cannot_work_is_said_at_once(make: Callable[[], Tracker], says: str
 def test_a_figure_that_is_no_number_is_refused_where_it_is_given() -> None:
     with Tracker(Log(), every=NEVER) as tracker, pytest.raises(LocalError, match="'loss' is not a number: 'low'"):
         tracker.log({"loss": "low"}, step=1)
+
+
+def test_a_child_of_a_fork_waits_for_no_lock_that_nobody_there_lets_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Held:
+        def __enter__(self) -> None:
+            raise AssertionError("it would wait for ever")
+
+        def __exit__(self, *_: object) -> None: ...
+
+    log = Log()
+    with Tracker(log, every=NEVER) as tracker, monkeypatch.context() as child:
+        child.setattr(tracking.os, "getpid", lambda: -1)
+        child.setattr(tracker, "_lock", Held())
+        tracker.log({"loss": 1.0}, step=1)
+        tracker(Event(1, "a", "step_aborted", {}))
+        with pytest.raises(LocalError, match="not a number"):
+            tracker.log({"loss": object()}, step=1)  # type: ignore[dict-item] # what is refused in the parent, too
+        tracker.close()
+    assert log.rows == []

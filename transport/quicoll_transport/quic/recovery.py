@@ -163,7 +163,7 @@ class LossRecovery(Generic[Item]):
         self.rtt = RoundTrips(initial_ns=rtt_ns, max_ack_delay_ns=max_ack_delay_ns)
         self.in_flight = 0
         self.largest_acked = -1
-        self.lost_packets = self.spurious_packets = 0
+        self.sent_packets = self.lost_packets = self.spurious_packets = 0
         self._max_ack_delay_ns = max_ack_delay_ns
         self._runs: deque[PacketRun[Item]] = deque()
         self._packets = 0
@@ -211,6 +211,7 @@ class LossRecovery(Generic[Item]):
         run._app_limited = self._limited_until >= self._delivered
         self.controller.on_sent(nbytes, self.in_flight, now_ns)
         self._runs.append(run)
+        self.sent_packets += run.stop - run.first
         self._packets += run.stop - run.first
         self.in_flight += nbytes
         self._last_sent_ns = now_ns

@@ -341,6 +341,8 @@ class Session:
             cwnd=recovery.controller.window,
             bytes_in_flight=recovery.in_flight,
             lost_packets=recovery.lost_packets,
+            sent_packets=recovery.sent_packets,
+            spurious_packets=recovery.spurious_packets,
             parity_bytes=0 if plane.protection is None else plane.protection.parity_bytes,
             repaired_bytes=0 if plane.repairs is None else plane.repairs.repaired_bytes,
             delivery_rate=recovery.delivery_rate,
