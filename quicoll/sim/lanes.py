@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from datetime import datetime
 
-    from quicoll.lanes.orders import LaneOrder, LaneReport
-    from quicoll.lanes.starting import LaneHandle, LaneSettings
+    from quicoll.lanes.orders import LaneOrder, LaneReport, LaneSettings
+    from quicoll.lanes.starting import LaneHandle
     from quicoll.sim.machine import Machine
     from quicoll_transport.faults.compose import Installed
     from quicoll_transport.net.udp import DatagramIO
