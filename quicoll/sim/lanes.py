@@ -23,6 +23,7 @@ import random
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 
 from quicoll.lanes.orders import LaneOver, LaneReceive
 from quicoll.lanes.worker import LaneWorker
@@ -140,13 +141,16 @@ class _Places:
 
     def __init__(self, largest: int, slots: int) -> None:
         self._largest = largest
-        self._bytes = [bytearray() for _ in range(2 * slots)]
+        self._slots: list[memoryview | None] = [None] * (2 * slots)
 
     def make(self, slot: int) -> None:
-        self._bytes[slot] = bytearray(self._largest)
+        self._slots[slot] = np.zeros(self._largest, np.uint8).data  # whose pages come when they are touched
 
     def place(self, slot: int, nbytes: int) -> memoryview:
-        return memoryview(self._bytes[slot])[:nbytes]
+        made = self._slots[slot]
+        if made is None:
+            raise AssertionError(f"slot {slot} has no memory")
+        return made[:nbytes]
 
 
 class _SimLane:
