@@ -155,6 +155,15 @@ def test_a_fault_of_lanes_is_a_line_that_can_be_written_again_and_needs_lanes() 
         parse_events('sim.at(1.0).lane(2, "lost")')
     with pytest.raises(LocalError, match="no rank has a lane"):
         Simulation(operations, settings=Settings(ranks=3), events=(event,)).run()
+    (event,) = parse_events('sim.at(1.0).lane(2, "cut", only=1)')
+    with pytest.raises(LocalError, match="a rank has 1 lanes, which are numbered from 0"):
+        Simulation(operations, settings=Settings(ranks=3, lanes=1), events=(event,)).run()
+
+
+@pytest.mark.parametrize("nbytes", [-1, (64 << 20) + 1])
+def test_long_messages_have_a_bound(nbytes: int) -> None:
+    with pytest.raises(LocalError, match="long messages have 0 to 67108864 bytes"):
+        Settings(long_bytes=nbytes)
 
 
 async def exchanges(job: Job, sim: Simulation) -> None:
