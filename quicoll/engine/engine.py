@@ -64,7 +64,7 @@ from quicoll.engine.views import Views
 from quicoll.engine.waiting import Waiting, job_closed
 from quicoll.errors import Corrupted, PeerError, QuicollError
 from quicoll.lanes.memory import LARGEST, lanes_unusable, slots_for
-from quicoll.lanes.starting import LaneSettings
+from quicoll.lanes.orders import LaneSettings
 from quicoll.local.meeting import MEET_S
 from quicoll.membership.member.actions import (
     Activate,

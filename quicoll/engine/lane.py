@@ -41,8 +41,16 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Sequence
 
-    from quicoll.lanes.orders import JoinLane, LaneDeadlines, LaneIncarnation, LaneOrder, LaneReport, PartLanes
-    from quicoll.lanes.starting import LaneHandle, LaneHost, LaneSettings
+    from quicoll.lanes.orders import (
+        JoinLane,
+        LaneDeadlines,
+        LaneIncarnation,
+        LaneOrder,
+        LaneReport,
+        LaneSettings,
+        PartLanes,
+    )
+    from quicoll.lanes.starting import LaneHandle, LaneHost
     from quicoll_transport.security.credentials import Credentials
 
 __all__ = ["LaneListener", "OwnLane"]

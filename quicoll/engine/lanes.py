@@ -42,7 +42,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from quicoll.engine.lane_ways import LanePair
-    from quicoll.lanes.starting import LaneHost, LaneSettings
+    from quicoll.lanes.orders import LaneSettings
+    from quicoll.lanes.starting import LaneHost
     from quicoll.membership.view import View
     from quicoll_transport.endpoint import Link
     from quicoll_transport.security.credentials import Credentials

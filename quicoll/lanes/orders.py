@@ -30,6 +30,7 @@ __all__ = [
     "LaneReceive",
     "LaneReport",
     "LaneSend",
+    "LaneSettings",
     "LaneView",
     "OpenLane",
     "PartLanes",
@@ -40,11 +41,10 @@ __all__ = [
 ]
 
 
-class OpenLane(msgspec.Struct, frozen=True, array_like=True, tag_field="t", tag=1):
-    """The first order of all: open an endpoint. parent: the engine's process. certificates: own, chain, then how many
-    of them are the chain's is `chained`, then who is trusted; DER. key: PKCS#8, DER."""
+class LaneSettings(msgspec.Struct, frozen=True, array_like=True):
+    """What a lane is opened with, beside the credentials. host: at which it listens. largest: bytes of a slot; slots:
+    for each direction. denied: fingerprints of certificates that it shuts out."""
 
-    parent: int
     host: str
     incarnation: int
     lost_ns: int
@@ -54,12 +54,20 @@ class OpenLane(msgspec.Struct, frozen=True, array_like=True, tag_field="t", tag=
     largest: int
     slots: int
     denied: tuple[str, ...]
+
+
+class OpenLane(msgspec.Struct, frozen=True, array_like=True, tag_field="t", tag=1):
+    """The first order of all: open an endpoint. parent: the engine's process. certificates: own, chain, then how many
+    of them are the chain's is `chained`, then who is trusted; DER. key: PKCS#8, DER."""
+
+    parent: int
+    settings: LaneSettings
     certificates: tuple[bytes, ...]
     chained: int
     key: bytes
 
     def __repr__(self) -> str:
-        return f"<Open {self.host}>"  # never the key
+        return f"<Open {self.settings.host}>"  # never the key
 
 
 class RenewLane(msgspec.Struct, frozen=True, array_like=True, tag_field="t", tag=2):

@@ -83,23 +83,23 @@ class _Lane:
             self.end()
             return
         self._loop.add_reader(os.pidfd_open(order.parent), self.end)
-        credentials = _credentials(order)
+        credentials, settings = _credentials(order), order.settings
         worker = LaneWorker(
             job=credentials.identity.job,
-            memory=LaneMemory(self._memory, order.largest, order.slots),
+            memory=LaneMemory(self._memory, settings.largest, settings.slots),
             tell=self._tell,
         )
         self._endpoint = Endpoint(
             credentials=credentials,
             config=EndpointConfig(
-                lost_after_ns=order.lost_ns,
-                connect_ns=order.connect_ns,
-                session=SessionConfig(congestion=order.congestion, parity=order.parity),
+                lost_after_ns=settings.lost_ns,
+                connect_ns=settings.connect_ns,
+                session=SessionConfig(congestion=settings.congestion, parity=settings.parity),
             ),
-            io=UdpSocket(order.host, 0, loop=self._loop),
+            io=UdpSocket(settings.host, 0, loop=self._loop),
             loop=self._loop,
-            incarnation=order.incarnation,
-            authorize=Policy(roles=(WORKER,), denied=order.denied),
+            incarnation=settings.incarnation,
+            authorize=Policy(roles=(WORKER,), denied=settings.denied),
             on_link=worker.on_link,
         )
         worker.use(self._endpoint)

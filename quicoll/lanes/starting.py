@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from quicoll.lanes.memory import LanePlaces
-    from quicoll.lanes.orders import LaneOrder, LaneReport
+    from quicoll.lanes.orders import LaneOrder, LaneReport, LaneSettings
     from quicoll_transport.security.credentials import Credentials
 
-__all__ = ["LaneHandle", "LaneHost", "LaneProcesses", "LaneSettings", "shown_to_lane"]
+__all__ = ["LaneHandle", "LaneHost", "LaneProcesses", "shown_to_lane"]
 
 _END_S = 1.0  # for a process to end by itself
 _STATUS_S = 0.2  # from the end of its line to that
@@ -44,20 +44,6 @@ _BEGIN = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from quicoll.lanes.process import main; main(int(sys.argv[2]), int(sys.argv[3]))"
 )
-
-
-class LaneSettings(msgspec.Struct, frozen=True):
-    """What a lane is opened with, beside the credentials; see quicoll.lanes.orders.OpenLane."""
-
-    host: str
-    incarnation: int
-    lost_ns: int
-    connect_ns: int
-    congestion: str
-    parity: str
-    largest: int
-    slots: int
-    denied: tuple[str, ...]
 
 
 class LaneHandle(Protocol):
@@ -163,7 +149,7 @@ class _LaneProcess:
         self.order(
             OpenLane(
                 parent=os.getpid(),
-                **msgspec.structs.asdict(settings),
+                settings=settings,
                 certificates=certificates,
                 chained=chained,
                 key=key,

@@ -250,6 +250,8 @@ class Simulation:
                 raise LocalError(f"{event}: no two share a host; Settings(hosts=...) has workers that do")
             if isinstance(fault, scenario.LaneFault) and not self.settings.lanes:
                 raise LocalError(f"{event}: no rank has a lane; Settings(lanes=...) has workers that do")
+            if isinstance(fault, scenario.LaneFault) and (fault.only or 0) >= self.settings.lanes:
+                raise LocalError(f"{event}: a rank has {self.settings.lanes} lanes, which are numbered from 0")
             if isinstance(fault, scenario.Rebind) and fault.node not in behind:
                 raise LocalError(f"{event}: {fault.node} is behind no address translator; Settings(nats=...) has them")
             node = getattr(fault, "node", None)

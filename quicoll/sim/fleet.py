@@ -438,7 +438,7 @@ class Fleet:
             lane_host=None if self.lanes is None else self.lanes.host_of(machine),
         )
         machine.engine, machine.endpoint = engine, engine.endpoint
-        Lies(engine.endpoint, machine.lies_to)
+        Lies(engine.endpoint, machine.lies_to, machine.lied_by_lanes)
         machine.faults = engine.faults
         try:
             with stop.interrupting():

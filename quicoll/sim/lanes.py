@@ -12,6 +12,9 @@ Faults of a node's lanes (quicoll.sim.scenario.events.LaneFault); all but the fi
     slow      their datagrams take half a second more
     spoil     what they receive stands in memory with another bit
 
+Where its rank lies to another one (quicoll.sim.misconduct.Lies), what it is given for that one is spoilt before it is
+sent, and the notice has the checksum of that.
+
 Invariants: what befalls lanes draws from generators of its own (`lanes/...`), so a world without lanes is the same as
 without this module. A process that has ended by itself has no lane left (`leftovers`).
 """
@@ -23,9 +26,12 @@ import random
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
+import xxhash
 
-from quicoll.lanes.orders import LaneOver, LaneReceive
+from quicoll.lanes.orders import LaneOver, LaneReceive, LaneSend
 from quicoll.lanes.worker import LaneWorker
+from quicoll.sim.misconduct import spoilt
 from quicoll_transport.endpoint import Endpoint, EndpointConfig
 from quicoll_transport.errors import TransportError
 from quicoll_transport.faults.compose import Faults, Only
@@ -40,8 +46,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from datetime import datetime
 
-    from quicoll.lanes.orders import LaneOrder, LaneReport
-    from quicoll.lanes.starting import LaneHandle, LaneSettings
+    from quicoll.lanes.orders import LaneOrder, LaneReport, LaneSettings
+    from quicoll.lanes.starting import LaneHandle
     from quicoll.sim.machine import Machine
     from quicoll_transport.faults.compose import Installed
     from quicoll_transport.net.udp import DatagramIO
@@ -140,13 +146,16 @@ class _Places:
 
     def __init__(self, largest: int, slots: int) -> None:
         self._largest = largest
-        self._bytes = [bytearray() for _ in range(2 * slots)]
+        self._slots: list[memoryview | None] = [None] * (2 * slots)
 
     def make(self, slot: int) -> None:
-        self._bytes[slot] = bytearray(self._largest)
+        self._slots[slot] = np.zeros(self._largest, np.uint8).data  # whose pages come when they are touched
 
     def place(self, slot: int, nbytes: int) -> memoryview:
-        return memoryview(self._bytes[slot])[:nbytes]
+        made = self._slots[slot]
+        if made is None:
+            raise AssertionError(f"slot {slot} has no memory")
+        return made[:nbytes]
 
 
 class _SimLane:
@@ -167,6 +176,7 @@ class _SimLane:
         self.gone = False
         self._lanes = lanes
         self._node = machine.name
+        self._lies_to, self._lied = machine.lies_to, machine.lied_by_lanes
         self._engine = machine.loop
         self._loop = HostLoop(lanes.timeline, machine.host, machine.loop.interface)
         self._on_report = on_report
@@ -228,6 +238,10 @@ class _SimLane:
     # -- for the engine ------------------------------------------------------------------------------------------
 
     def order(self, order: LaneOrder) -> None:
+        if isinstance(order, LaneSend) and order.node in self._lies_to:
+            payload = self.memory.place(order.slot, order.nbytes)
+            payload[:] = spoilt(payload)
+            self._lied[order.number] = xxhash.xxh3_64_intdigest(payload)
         if not self._closed:
             self._at(True, lambda: self._obey(order))
 

@@ -43,7 +43,8 @@ class Machine:
     process; the first only of a worker's. awaited: it comes later, by a fault, and nothing else starts it. departs: its
     process leaves the job where it would enter a step. terminated: it was asked to end, and a process that ends so is
     not done. dismissed: it was told to leave the job.
-    lies_to: nodes that get other bits from it. alarm_ns: between its alarms; 0: it raises none.
+    lies_to: nodes that get other bits from it; lied_by_lanes: what its lanes have made for them, on its way (Lies).
+    alarm_ns: between its alarms; 0: it raises none.
     forges: what it forges of its state; "": nothing. forgeries: how often it has, by what.
     on_vote: called at each vote of its process, before it is cast. on_sigterm: what its process does at SIGTERM.
     on_end: called when its process has ended, however.
@@ -76,6 +77,7 @@ class Machine:
         self.terminated = False
         self.dismissed = False
         self.lies_to: dict[str, None] = {}
+        self.lied_by_lanes: dict[int, int] = {}
         self.alarm_ns = 0
         self.forges = ""
         self.forgeries: dict[str, int] = {}
@@ -166,6 +168,7 @@ class Machine:
         if self.host.state is HostState.OFF:
             return
         self._task = self.engine = self.endpoint = self.faults = self.flip_bit = None
+        self.lied_by_lanes.clear()
         if power:
             self.host.power_off()
         else:

@@ -22,6 +22,7 @@ import numpy as np
 from quicoll.engine.given import SEAL_BYTES, seal_given
 from quicoll.engine.messages import Announce, decode_message, encode_message
 from quicoll.errors import PeerError
+from quicoll.local.parcels import NOTICE_BYTES, Notice
 from quicoll.state.tree import flatten, rebuild
 from quicoll.state.version import StateVersion
 from quicoll_transport.net.runs import apart, joined
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from quicoll_transport.net.udp import DatagramIO, OnRuns, OnUnreachable
     from quicoll_transport.sim import HostLoop
 
-__all__ = ["Forgery", "Lies", "Meddling", "raise_alarm", "respelt"]
+__all__ = ["Forgery", "Lies", "Meddling", "raise_alarm", "respelt", "spoilt"]
 
 _MEDDLED_EVERY = 3  # of what is passed on: by the others a connection lives, and shows what it takes
 _KEPT = 50  # datagrams that a meddler has for later
@@ -47,10 +48,13 @@ class Lies:
     """The links of one process, those to come as well, by which it lies to some of its peers.
 
     endpoint: of the process. to: the nodes that it lies to; what is added or removed counts from the next message on.
+    by_lanes: by the numbers of messages that went to them by lanes, the checksums of what those had become: whoever
+    lies to a lane leaves them there. Their notices have that checksum, and no lane looks spoilt.
     """
 
-    def __init__(self, endpoint: Endpoint, to: dict[str, None]) -> None:
+    def __init__(self, endpoint: Endpoint, to: dict[str, None], by_lanes: dict[int, int]) -> None:
         self._to = to
+        self._by_lanes = by_lanes
         lying = _Links(self._make_lie)
         lying.update(endpoint.links)
         endpoint.links = lying
@@ -63,7 +67,14 @@ class Lies:
         setattr(link, "send_app", self._announcing(link, link.send_app))  # noqa: B010 - a method, for this one object
 
     def _lying(self, link: Link, honest: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda tag, payload, *more: honest(tag, spoilt(payload) if link.node in self._to else payload, *more)
+        return lambda tag, payload, *more: honest(tag, self._lie(payload) if link.node in self._to else payload, *more)
+
+    def _lie(self, payload: memoryview) -> memoryview:
+        if len(payload) == NOTICE_BYTES:
+            notice = Notice.read(bytes(payload))
+            if notice.turn in self._by_lanes:
+                return memoryview(notice._replace(checksum=self._by_lanes.pop(notice.turn)).packed())
+        return spoilt(payload)
 
     def _announcing(self, link: Link, honest: Callable[[bytes], None]) -> Callable[[bytes], None]:
         return lambda data: honest(respelt(data, spoilt) if link.node in self._to else data)

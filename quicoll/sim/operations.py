@@ -21,7 +21,7 @@ import numpy as np
 if TYPE_CHECKING:
     from quicoll.collectives.group import Group
 
-__all__ = ["OPERATIONS", "CallSite", "several_at_once", "tree"]
+__all__ = ["LONG_FOR_ONE", "OPERATIONS", "CallSite", "long_ones", "several_at_once", "tree"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +243,52 @@ async def several_at_once(group: Group, here: CallSite) -> None:
     await middle
     _same("a large all_reduce", await large, tree([here.fractions(rank, 21_001) for rank in here.ranks]))
 
+
+LONG_FOR_ONE = 200 << 10
+"""Bytes of a message that is so long that one rank alone sends it: what a run costs is its datagrams."""
+
+
+async def long_ones(group: Group, here: CallSite, nbytes: int) -> None:
+    """Messages of so many bytes, from rank to rank and in an operation of all: what lanes carry, where there are any.
+
+    Two operations are in flight at once, and some messages are more than a lane has slots for. Those that are very long
+    go from one rank to the next one alone.
+    """
+    if here.world == 1:
+        return
+    count = nbytes // 8
+    after, before = (here.rank + 1) % here.world, (here.rank - 1) % here.world
+    alone = nbytes > LONG_FOR_ONE
+    sent = received = None
+    if not alone or here.rank == here.root:
+        sent = group.send(here.numbers(here.rank, count, salt=1), to=after)
+    if not alone or before == here.root:
+        received = group.recv(np.empty(count, np.int64), source=before)
+    if not alone:
+        await _LONG[here.mark % len(_LONG)](group, here, count)
+    if received is not None:
+        _same("a long recv", await received, here.numbers(before, count, salt=1))
+    if sent is not None:
+        await sent
+
+
+async def _long_reduction(group: Group, here: CallSite, count: int) -> None:
+    found = await group.all_reduce(here.fractions(here.rank, count, dtype=np.float64), algorithm="tree")
+    _same("a long all_reduce", found, tree([here.fractions(rank, count, dtype=np.float64) for rank in here.ranks]))
+
+
+async def _long_broadcast(group: Group, here: CallSite, count: int) -> None:
+    found = await group.broadcast(here.numbers(here.rank, count), root=here.root, algorithm="tree")
+    _same("a long broadcast", found, here.numbers(here.root, count))
+
+
+async def _long_parts(group: Group, here: CallSite, count: int) -> None:
+    found = await group.gather(here.numbers(here.rank, count), root=here.root)
+    expected = np.concatenate([here.numbers(rank, count) for rank in here.ranks])
+    _same("a long gather", found, expected if here.rank == here.root else None)
+
+
+_LONG = (_long_reduction, _long_broadcast, _long_parts)
 
 OPERATIONS: dict[str, Callable[[Group, CallSite], Awaitable[None]]] = {
     "exact list with out": _exact_list_with_out,

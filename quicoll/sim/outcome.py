@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Outcome", "Settings"]
 
+_LONGEST = 64 << 20  # bytes of a message of the built-in workload
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
@@ -48,6 +50,7 @@ class Settings:
         relay: Who passes on datagrams between workers that cannot reach each other: "" for the coordinator, "none" for
             nobody, "own" for a process on a host of its own, "relay".
         tiers: Whether the built-in workload changes sets of tiers and shares pieces of state.
+        long_bytes: Of the long messages that the built-in workload sends in some of its steps; 0 for none.
         conditions: Of every path.
         access: The access link of each worker's host, by its number, which all its paths share; the last one is that of
             all further workers too. () for none: then paths share nothing.
@@ -80,6 +83,7 @@ class Settings:
     nat_lifetime: float = 120.0
     relay: str = ""
     tiers: bool = False
+    long_bytes: int = 0
     conditions: Conditions = field(default_factory=Conditions)
     access: tuple[AccessLink, ...] = ()
     restart_after: float = 1.0
@@ -107,6 +111,8 @@ class Settings:
                 raise LocalError(f"{len(names)} {what} for {self.ranks} ranks")
         if not 0 <= self.lanes <= MAX_LANES:
             raise LocalError(f"a rank has 0 to {MAX_LANES} lanes, not {self.lanes}")
+        if not 0 <= self.long_bytes <= _LONGEST:
+            raise LocalError(f"long messages have 0 to {_LONGEST} bytes, not {self.long_bytes}")
         translators(self.nats)
         if not 0.1 <= self.nat_lifetime <= 86400:
             raise LocalError(f"a mapping lives for a tenth of a second to a day, not for {self.nat_lifetime!r} s")

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 __all__ = ["SeedResult", "Sweep", "run_scenario", "run_seed", "run_seeds"]
 
+_MOST_LIED = 160 << 10  # bytes of a vector that all ranks send to all, where one lies
+
 
 def run_scenario(scenario: Scenario, *, recorder: Recorder | None = None) -> Outcome:
     """Run the built-in workload under this scenario. The seed also decides what its steps do.
@@ -50,11 +52,14 @@ def run_scenario(scenario: Scenario, *, recorder: Recorder | None = None) -> Out
     other algorithm all ranks would agree on what the liar has made of its own part, which nobody can tell from the
     truth but the reference; and the other operations end the run with what they find.
     """
-    load = replace(Load.of(scenario.seed), tiers=scenario.settings.tiers)
-    if scenario.settings.hosts:
+    settings = scenario.settings
+    load = replace(Load.of(scenario.seed), tiers=settings.tiers, long_bytes=settings.long_bytes)
+    if settings.hosts:
         load = replace(load, algorithm="auto", near=True)
     if any(isinstance(event.fault, LieTo) for event in scenario.events):
         load = replace(load, algorithm="exchange", operations=("barrier",), groups=None, tiers=False, near=False)
+        # Whole vectors go from rank to rank then, so these are the long messages.
+        load = replace(load, long_bytes=0, elements=max(load.elements, min(settings.long_bytes, _MOST_LIED) // 4))
 
     async def life(job: Job, simulation: Simulation) -> int:
         return await worker(
@@ -68,7 +73,7 @@ def run_scenario(scenario: Scenario, *, recorder: Recorder | None = None) -> Out
     return Simulation(
         life,
         seed=scenario.seed,
-        settings=replace(scenario.settings, learn_from_bytes=LEARN_FROM) if load.table else scenario.settings,
+        settings=replace(settings, learn_from_bytes=LEARN_FROM) if load.table else settings,
         events=scenario.events,
         replay=Reference(load),
         compute=scenario.compute_s,

@@ -21,6 +21,9 @@ it stages its part it compares what it has, and a part that nobody holds any mor
 A tenth of the seeds leave their steps before they are decided, and compute the next one ahead of that
 (`job.step(overlap=True)`). Which do is drawn apart from the rest of a load.
 
+Where a setting asks for it, as it does for the seeds with lanes, the steps that reduce the whole vector send long
+messages as well.
+
 An eighth of the seeds change sets of tiers and share pieces of state, strong and eventual ones (quicoll.sim.tiered);
 which do is a setting, so that a failure can be made smaller without them.
 
@@ -52,7 +55,7 @@ from quicoll.errors import (
     StepAborted,
 )
 from quicoll.sim.digests import state_digest
-from quicoll.sim.operations import OPERATIONS, CallSite, several_at_once, tree
+from quicoll.sim.operations import OPERATIONS, CallSite, long_ones, several_at_once, tree
 from quicoll.sim.subgroups import Grouping, Subgroups, after, beginning, grouping
 from quicoll.sim.tiered import TieredWork, hot_after, hot_state
 from quicoll.state.rank_state import SHARDED
@@ -90,7 +93,7 @@ class Load:
     work in sub-groups; None: none does. table: whether the state has a table. divided: whether a vector is divided.
     tiers: whether ranks change sets of tiers and share pieces of state. overlap: whether steps overlap. near: whether
     steps that reduce the whole vector call several things at once that ranks of one host hand each other through its
-    memory, large ones as well.
+    memory, large ones as well. long_bytes: of the long messages that these steps send; 0: none does.
     """
 
     algorithm: AlgorithmName = "auto"
@@ -104,6 +107,7 @@ class Load:
     tiers: bool = False
     overlap: bool = False
     near: bool = False
+    long_bytes: int = 0
 
     @staticmethod
     def of(seed: int) -> Load:
@@ -353,6 +357,8 @@ async def _step(job: Job, held: _Held, load: Load, divided: Subgroups) -> None:
         await OPERATIONS[load.operation(number)](job.group, here)
         if load.near and number % load.whole_every == 0:
             await several_at_once(job.group, here)
+        if load.long_bytes and number % load.whole_every == 0:
+            await long_ones(job.group, here, load.long_bytes)
         await held.stage(step, here.mark)
         mean = await reduced if mean is None else mean
         step.on_commit(lambda: held.apply(mean, rows, number, view))

@@ -29,6 +29,7 @@ THINGS = (
     *(f"algorithm {name}" for name in ALGORITHMS),
     *("sites 0", "sites 2", "sites 3", "groups True", "groups False", "at once True", "at once False"),
     *("nats True", "nats False", "relay own", "relay coordinator"),
+    *("lanes 0", "lanes 1", "lanes 2"),
 )
 TIMES = 5
 """So many seeds meet each thing, at least."""
@@ -69,7 +70,7 @@ def meeting(seed: int) -> Meeting:
         algorithm = "auto" if made.settings.hosts else load.algorithm  # as quicoll.sim.runner has it
         things |= {f"algorithm {algorithm}", f"sites {len(set(made.settings.sites))}"}
         things |= {f"groups {load.groups is not None}", f"at once {load.at_once}"}
-    things.add(f"nats {bool(made.settings.nats)}")
+    things |= {f"nats {bool(made.settings.nats)}", f"lanes {made.settings.lanes}"}
     if any(not opens(made.settings.nats, *pair) for pair in combinations(range(made.ranks), 2)):
         things.add(f"relay {made.settings.relay or 'coordinator'}")  # without which it would not go on
     return Meeting(frozenset(things), frozenset(combinations(kinds, 2)), made.faults)

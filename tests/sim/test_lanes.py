@@ -155,6 +155,50 @@ def test_a_fault_of_lanes_is_a_line_that_can_be_written_again_and_needs_lanes() 
         parse_events('sim.at(1.0).lane(2, "lost")')
     with pytest.raises(LocalError, match="no rank has a lane"):
         Simulation(operations, settings=Settings(ranks=3), events=(event,)).run()
+    (event,) = parse_events('sim.at(1.0).lane(2, "cut", only=1)')
+    with pytest.raises(LocalError, match="a rank has 1 lanes, which are numbered from 0"):
+        Simulation(operations, settings=Settings(ranks=3, lanes=1), events=(event,)).run()
+
+
+@pytest.mark.parametrize("nbytes", [-1, (64 << 20) + 1])
+def test_long_messages_have_a_bound(nbytes: int) -> None:
+    with pytest.raises(LocalError, match="long messages have 0 to 67108864 bytes"):
+        Settings(long_bytes=nbytes)
+
+
+async def exchanges(job: Job, sim: Simulation) -> None:
+    """Steps in which each rank reduces what all have sent it, by lanes, and looks at nothing."""
+    count = np.zeros(1, np.float32)
+    job.register_state(lambda: {"count": count.copy()}, lambda state: np.copyto(count, state["count"]))
+    while not sim.everyone_at(6):
+        try:
+            async with job.step() as step:
+                await asyncio.sleep(0.1)
+                await job.group.all_reduce(np.full(20_000, job.rank + 1, np.float32), algorithm="exchange")
+                step.on_commit(lambda: np.add(count, 1, out=count))
+        except (LocalError, Diverged, JobDone):
+            raise
+        except QuicollError:
+            continue
+
+
+def test_a_rank_that_lies_by_its_lanes_is_found_by_the_votes_and_no_lane_is_to_blame() -> None:
+    """Its lie has a checksum that holds, as that of a bad memory has: what its lane carries is what it was given."""
+    told, causes = Told(), dict[str, None]()
+
+    def recorder(t_ns: int, kind: str, who: str, what: Any) -> None:
+        told(t_ns, kind, who, what)
+        if kind == "step_aborted":
+            causes[what["cause"]] = None
+
+    settings = Settings(ranks=3, lanes=1, chunk_bytes=CHUNK, **QUICK)
+    sim = Simulation(exchanges, settings=settings, recorder=recorder)
+    sim.at(0.4).lie(0, 1)
+    sim.at(1.5).heal()
+    outcome = sim.run()
+    assert outcome.error is None, outcome.error
+    assert any("wrong: worker-1, or who sends to it" in cause for cause in causes), causes
+    assert told.of("lane_shut") == []
 
 
 MEGABYTE = 1_000_000

@@ -10,6 +10,7 @@ from quicoll.sim.outcome import Settings
 from quicoll.sim.scenario.events import (
     Crash,
     Heal,
+    LaneFault,
     MemoryFault,
     PartitionPath,
     Pause,
@@ -20,7 +21,7 @@ from quicoll.sim.scenario.events import (
 from quicoll.sim.scenario.language import parse_events
 from quicoll.sim.scenario.shrink import shrink
 from quicoll.sim.scenario.swarm import Scenario, generate
-from quicoll_transport.sim import Conditions
+from quicoll_transport.sim import AccessLink, Conditions
 
 
 def has(scenario: Scenario, kind: type) -> bool:
@@ -86,6 +87,27 @@ def test_hosts_are_shared_where_the_failure_needs_it_and_their_faults_go_with_th
     found = shrink(shared, "bug", lambda scenario: "bug").scenario
     assert not any(isinstance(event.fault, MemoryFault) for event in found.events)
     assert found.settings == Settings(ranks=1)
+
+
+def test_there_are_as_few_lanes_as_the_failure_needs_and_their_faults_and_providers_go_with_them() -> None:
+    given = big()
+    lines = 'sim.at(0.1).lane(1, "cut"); sim.at(0.2).lane(2, "kill", only=1)'
+    two = replace(given.settings, lanes=2, lane_access=(AccessLink(up=1_000_000),) * 2, long_bytes=70_000)
+    given = replace(given, settings=two, events=(*parse_events(lines), *given.events))
+    assert shrink(given, "bug", crash_and_pause).scenario.settings == Settings(ranks=3)
+
+    def verdict(scenario: Scenario) -> str | None:
+        cut = [event.fault for event in scenario.events if isinstance(event.fault, LaneFault)]
+        return "bug" if any(fault.what == "cut" for fault in cut) and scenario.settings.long_bytes else None
+
+    found = shrink(given, "bug", verdict).scenario
+    assert found.settings == Settings(ranks=2, lanes=1, long_bytes=70_000)
+    assert [str(event) for event in found.events[:-1]] == ['sim.at(0.0).lane(1, "cut")']
+
+    def by_number(scenario: Scenario) -> str | None:
+        return "bug" if any(event.fault == LaneFault("worker-2", "kill", 1) for event in scenario.events) else None
+
+    assert shrink(given, "bug", by_number).scenario.settings == Settings(ranks=3, lanes=2)
 
 
 def test_tiers_and_shared_state_are_left_out_where_the_failure_does_not_need_them() -> None:

@@ -16,16 +16,19 @@ import pytest
 from swarm_seeds import chosen, found_in, meeting
 
 from quicoll.errors import LocalError
+from quicoll.lanes.memory import LARGEST, LEAST
 from quicoll.sim.operations import OPERATIONS
 from quicoll.sim.outcome import Settings
 from quicoll.sim.scenario import swarm
 from quicoll.sim.scenario.events import (
+    LANE_FAULTS,
     MEMORY_FAULTS,
     Crash,
     Fault,
     Forge,
     Heal,
     JournalFault,
+    LaneFault,
     LieTo,
     MemoryFault,
     Restart,
@@ -253,6 +256,7 @@ def test_the_seeds_of_make_sim_meet_every_fault_operation_and_algorithm_again_an
         *(f"algorithm {name}" for name in ("auto", "direct", "tree", "exchange", "hierarchical")),
         *("sites 0", "sites 2", "sites 3", "groups True", "groups False", "at once True", "at once False"),
         *("nats True", "nats False", "relay own", "relay coordinator"),
+        *("lanes 0", "lanes 1", "lanes 2"),
     ]
     assert {name: counted[name] for name in every if counted[name] < 5} == {}
     assert len(together) > 0.8 * math.comb(len(FAULT_KINDS), 2)
@@ -406,6 +410,45 @@ def test_hosts_that_are_shared_change_nothing_else_of_a_seed() -> None:
     assert (
         generate(3, ranks=1, kinds=["memory"]).settings.hosts == generate(3, settings=Settings()).settings.hosts == ()
     )
+
+
+def test_lanes_change_nothing_else_of_a_seed() -> None:
+    others = [kind for kind in FAULT_KINDS if kind != "lane"]
+    usual = {"lanes": 0, "lane_access": (), "long_bytes": 0}
+    some: list[Scenario] = []
+    for seed in range(400):
+        made, without = generate(seed), generate(seed, kinds=others)
+        assert without.settings.lanes == without.settings.long_bytes == 0
+        if not made.settings.lanes:
+            assert made == without
+            continue
+        some.append(made)
+        assert replace(made.settings, chunk_bytes=without.settings.chunk_bytes, **usual) == without.settings
+        left = list(made.events[:-1])
+        for event in without.events[:-1]:
+            left.remove(event)  # which fails where it is not there
+        assert {type(event.fault) for event in left} == {LaneFault}
+    assert 400 // 7 < len(some) < 400 // 4
+    assert {made.settings.lanes for made in some} == {1, 2}
+    assert {len(made.settings.lane_access) for made in some} == {0, 1, 2}
+    assert any(made.settings.hosts for made in some)
+    assert any(made.settings.nats for made in some)
+    assert any(isinstance(event.fault, LieTo) for made in some for event in made.events)
+    faults = [event.fault for made in some for event in made.events if isinstance(event.fault, LaneFault)]
+    assert {fault.what for fault in faults} == set(LANE_FAULTS)
+    assert {fault.only for fault in faults} == {None, 0, 1}
+    assert generate(3, ranks=1, kinds=["lane"]).settings.lanes == generate(3, settings=Settings()).settings.lanes == 0
+
+
+def test_messages_of_seeds_with_lanes_are_long_enough_for_them_and_not_longer_than_what_gets_through() -> None:
+    made = [generate(seed, kinds=["lane", "loss", "latency"]).settings for seed in range(300)]
+    some = [settings for settings in made if settings.lanes]
+    assert all(LEAST <= settings.long_bytes <= LARGEST for settings in some)
+    assert max(settings.long_bytes for settings in some) > 4 << 20
+    assert {settings.long_bytes > settings.chunk_bytes for settings in some} == {True, False}
+    for settings in some:
+        if settings.conditions.loss or settings.lane_access or settings.timeout < 5:
+            assert settings.long_bytes < 200 << 10
 
 
 def test_translators_and_relays_change_nothing_else_of_a_seed() -> None:

@@ -172,7 +172,7 @@ def _among(scenario: Scenario, settings: Settings) -> Scenario:
         for event in scenario.events
         if event.voter in ("", *names)
         and (settings.hosts or not isinstance(event.fault, MemoryFault))
-        and (settings.lanes or not isinstance(event.fault, LaneFault))
+        and (not isinstance(event.fault, LaneFault) or (event.fault.only or 0) < settings.lanes)
     ]
     kept = tuple(replace(event, fault=fault) for event, fault in events if fault is not None)
     return replace(scenario, settings=settings, events=kept)
@@ -219,8 +219,10 @@ def _plainer_settings(scenario: Scenario) -> Iterator[Scenario]:
         yield replace(scenario, compute_s=COMPUTE_S)
     for each in fields(Settings):
         value = getattr(usual, each.name)
-        if each.name not in ("ranks", "spares", "warm_spares") and getattr(settings, each.name) != value:
+        if each.name not in ("ranks", "spares", "warm_spares", "lanes") and getattr(settings, each.name) != value:
             yield _among(scenario, replace(settings, **{each.name: value}))
+    for lanes in range(settings.lanes):
+        yield _among(scenario, replace(settings, lanes=lanes, lane_access=settings.lane_access[:lanes]))
     for nats in _fewer_nats(settings.nats):
         yield _among(scenario, replace(settings, nats=nats))
     for conditions in _plainer_conditions(settings.conditions, usual.conditions):
@@ -256,6 +258,8 @@ def _plainer_events(scenario: Scenario) -> Iterator[Scenario]:
         if isinstance(fault, SetConditions):
             found = _plainer_conditions(fault.conditions, scenario.settings.conditions)
             plainer = [replace(fault, conditions=each) for each in found]
+        elif isinstance(fault, LaneFault) and fault.only is not None:
+            plainer = [replace(fault, only=None)]
         for side in ("one", "other"):
             names = getattr(fault, side, ())
             if len(names) > 1:

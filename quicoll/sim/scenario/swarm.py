@@ -28,6 +28,8 @@ pace is drawn as well.
                                        for them is lost, cut off, or meddles (ways.py)
     coordinator_takeover, journal      there are several coordinators, and their journal in a database: who leads is
                                        lost, cut off, or stands still; the database fails
+    lane                               ranks have lanes, and messages for them: these end, hang, are cut off or slow, or
+                                       spoil what they carry (lanes.py)
 
 Times. Most faults begin within a horizon of 0.2 to 4 s. Steps are computed at a pace that makes the asked number of
 them last about as long as the faults do, so that faults meet steps. Few come before the first view, more soon after it,
@@ -57,6 +59,9 @@ first ones are. Their memory fails in some way once to three times. None of them
 
 Ways. An eleventh of the seeds have ranks behind address translators, drawn apart as well, and nothing else of them is
 another one. Ranks that come later are behind none.
+
+Lanes. A fifth of the seeds have them, drawn apart as well, and nothing else of them is another one but the length of
+chunks and what they call: messages that go by lanes. Hosts, translators, liars and spares come together with them.
 
 Coordinators. A quarter of the seeds have two, drawn by a generator of its own too, and a quarter of these a third one,
 by yet another. All else of such a seed is as it was, and what strikes "the coordinator" strikes one of them, which may
@@ -115,6 +120,7 @@ from quicoll.sim.scenario.events import (
     Terminate,
     node_name,
 )
+from quicoll.sim.scenario.lanes import disturb_lanes, lanes_of, with_lanes
 from quicoll.sim.scenario.language import events_source, settings_source
 from quicoll.sim.scenario.ways import WAY_KINDS, disturb_ways, ways_of, with_translators
 from quicoll.sim.workload import COMPUTE_S
@@ -153,6 +159,7 @@ FAULT_KINDS: tuple[str, ...] = (
     *_SEVERAL,
     *WAY_KINDS,
     "memory",
+    "lane",
 )
 """All kinds of fault, in the order in which they are drawn."""
 
@@ -246,7 +253,8 @@ def generate(
     ways = ways_of(seed, wanted) if settings is None or settings.nats else None
     of_ways = tuple(kind for kind in wanted if kind in WAY_KINDS)
     hosts = _hosts(seed, ranks, wanted) if settings is None and ways is None else None
-    wanted = tuple(kind for kind in wanted if kind not in ("forge", "scale", *_SEVERAL, *WAY_KINDS, "memory"))
+    lanes = lanes_of(seed, ranks, wanted) if settings is None or settings.lanes else None
+    wanted = tuple(kind for kind in wanted if kind not in ("forge", "scale", *_SEVERAL, *WAY_KINDS, "memory", "lane"))
     draw = drawn_for("", seed)
     enabled = [kind for kind in wanted if draw.chance(0.5)]
     horizon = draw.one_of(_HORIZONS_MS) * _MS
@@ -261,11 +269,15 @@ def generate(
         drawn = with_translators(ways, drawn)
     if hosts is not None:
         drawn = replace(drawn, hosts=_places(seed, hosts, ranks))
+    if lanes is not None:
+        drawn = with_lanes(lanes, drawn)
     settings = replace(drawn, sites=_sites(seed, ranks)) if settings is None else replace(settings, ranks=ranks)
     builder = _Builder(draw, settings, horizon)
     count = draw.one_of((1, 1, 2, 2, 3, 3, 4, 5, 6, 8))
     for _ in range(count if enabled else 0):
         builder.add(draw.one_of(enabled), enabled)
+    if lanes is not None:
+        builder.disturb_lanes(lanes)
     if forges is not None:
         builder.forge(forges)
     elif scales is not None:
@@ -467,6 +479,12 @@ class _Builder:
         """Let translators and relays fail. draw: by which all of it is drawn."""
         begin = _FORMED * self._settings.conditions.latency_ns if draw.chance(0.85) else 0
         disturb_ways(draw, self._settings, kinds, begin_ns=begin, horizon_ns=self._horizon, put=self._put)
+
+    def disturb_lanes(self, draw: SwarmDraw) -> None:
+        """Let lanes fail. draw: by which all of it is drawn."""
+        begin = _FORMED * self._settings.conditions.latency_ns if draw.chance(0.85) else 0
+        others = [event.at_ns for event in self._events]
+        disturb_lanes(draw, self._settings, others, begin_ns=begin, horizon_ns=self._horizon, put=self._put)
 
     def disturb_memory(self, draw: SwarmDraw) -> None:
         """Let the memory of a host fail. draw: by which all of it is drawn."""

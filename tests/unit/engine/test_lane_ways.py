@@ -19,8 +19,17 @@ from quicoll.engine.lane import LaneListener, OwnLane
 from quicoll.engine.lane_ways import LanePair, LaneWays
 from quicoll.engine.messages import LaneShut, LanesTaken, decode_message
 from quicoll.lanes.memory import LEAST
-from quicoll.lanes.orders import LaneApart, LaneCancel, LaneOpened, LaneOver, LanePing, LaneReceive, LaneSend, PartLanes
-from quicoll.lanes.starting import LaneSettings
+from quicoll.lanes.orders import (
+    LaneApart,
+    LaneCancel,
+    LaneOpened,
+    LaneOver,
+    LanePing,
+    LaneReceive,
+    LaneSend,
+    LaneSettings,
+    PartLanes,
+)
 from quicoll.local.parcels import Notice
 from quicoll_transport.errors import ProtocolError
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from quicoll.engine.lanes import Lanes
 from quicoll.engine.messages import LaneAt, LanesHere, decode_message
 from quicoll.lanes.memory import LEAST
-from quicoll.lanes.orders import JoinLane, LaneOpened, LanePaired, LaneView
-from quicoll.lanes.starting import LaneSettings
+from quicoll.lanes.orders import JoinLane, LaneOpened, LanePaired, LaneSettings, LaneView
 from quicoll.membership.view import Member, View
 
 if TYPE_CHECKING:
