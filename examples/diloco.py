@@ -85,6 +85,7 @@ async def main() -> None:
     parser.add_argument("--fragments", type=int, default=4)
     parser.add_argument("--delay", type=int, default=2)
     parser.add_argument("--wire", help="what is exchanged travels as: int8, int4, topk:1/64, topk-2bit:1/16")
+    parser.add_argument("--algorithm", default="auto", help="of the exchange: direct sends the fewest bytes")
     parser.add_argument("--feedback", type=float, default=1.0, help="how much of what the wire loses is sent later")
     parser.add_argument("--rate", type=float, default=3e-3, help="of the inner optimizer")
     parser.add_argument("--anneal", action="store_true", help="let that rise for 50 steps, and fall over all rounds")
@@ -119,6 +120,7 @@ async def main() -> None:
             fragments=options.fragments,
             delay=options.delay,
             wire=options.wire,
+            algorithm=options.algorithm,
             feedback=options.feedback,
             quorum=options.quorum,
             grace=options.grace,
