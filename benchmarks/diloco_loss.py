@@ -179,7 +179,7 @@ def said(
         )
 
     tables = p["letters.weight"].view(rows, many, -1, WIDTH)
-    h: torch.Tensor = _Looked.apply(tables, letters.reshape(rows, -1), hot)  # type: ignore[no-untyped-call]
+    h: torch.Tensor = _Looked.apply(tables, letters.reshape(rows, -1), hot)  # type: ignore[no-untyped-call]  # torch has no type for it
     h = (h.view(group, pieces, length, WIDTH) + p["places"][:, None]).view(group, pieces * length, WIDTH)
     for layer in range(LAYERS):
         at = f"layers.layers.{layer}"
@@ -377,7 +377,7 @@ class Trainer:
         self._begin()
         step: Callable[[], None] = self._inner
         if self.device == "cuda":
-            side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            side = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch has no type for it
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
                 for _ in range(2):
