@@ -156,7 +156,7 @@ def operations(remembered: float | None, *, queue: float = 1.0, loss: float = 0.
 @pytest.mark.parametrize("queue", [0.5, 1.0])
 def test_with_a_remembered_rate_the_first_operation_is_as_fast_as_the_others(queue: float) -> None:
     assert max(operations(1.0, queue=queue)) < 1.1
-    assert operations(None, queue=queue)[0] > 1.5, "without one it is not"
+    assert operations(None, queue=queue)[0] > 1.1, "without one it is not"
 
 
 @pytest.mark.parametrize("queue", [0.5, 1.0])
@@ -191,4 +191,4 @@ def after_heartbeats(seconds: int, *, warm: bool) -> float:
 @pytest.mark.parametrize("seconds", [1, 8, 60])
 def test_heartbeats_of_a_silence_say_nothing_of_the_path(seconds: int) -> None:
     assert after_heartbeats(seconds, warm=True) < 1.1
-    assert after_heartbeats(seconds, warm=False) < after_heartbeats(0, warm=False) * 1.2
+    assert after_heartbeats(seconds, warm=False) < after_heartbeats(0, warm=False) * 1.05
