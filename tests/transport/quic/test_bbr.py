@@ -356,6 +356,20 @@ def test_loss_with_a_queue_that_others_make_gives_way_once_in_a_cycle() -> None:
     assert driven.paced() == RATE * 75 // 100 * 99 // 100
 
 
+def up_again(lost: int) -> bool:
+    """Return whether UP goes on after one that brought a fifth more, and lost so many packets with a queue."""
+    driven = cruising()
+    driven.until(BbrState.UP)
+    driven.round(RATE * 6 // 5, rtt=RTT * 3 // 2, lost=lost * SIZE)
+    driven.round(RATE * 6 // 5, rtt=RTT * 3 // 2)
+    return driven.bbr.state is BbrState.UP
+
+
+def test_up_that_brought_more_is_the_last_where_it_made_a_queue_lose_packets() -> None:
+    assert up_again(2)
+    assert not up_again(4), "fewer than are too much, but more than noise"
+
+
 def test_a_path_that_loses_in_bursts_is_not_taken_for_congested_by_one_of_them() -> None:
     driven = cruising()
     for i in range(45):
@@ -408,11 +422,11 @@ def test_probe_rtt_that_fell_asleep_ends_at_the_next_packet() -> None:
 def test_a_longer_path_is_believed_after_ten_seconds() -> None:
     driven = cruising()
     begin = driven.now
-    while driven.bbr.shortest.value_ns == RTT:
+    while driven.bbr.signs.shortest.value_ns == RTT:
         driven.round(rtt=2 * RTT, flight=CONTENTS // 4)
         assert driven.now - begin < 11 * S
     assert driven.now - begin > 9 * S
-    assert driven.bbr.shortest.value_ns == 2 * RTT
+    assert driven.bbr.signs.shortest.value_ns == 2 * RTT
 
 
 def test_a_slower_path_is_believed_after_two_cycles() -> None:

@@ -12,13 +12,16 @@ where nothing has confirmed it for five. A sample within a 64th of it confirms i
 for one as short): the bursts of a pacer alone make a round trip longer than the shortest. The value itself never rises
 by that, so two flows cannot lift it bit by bit.
 
-Noise (no section; the draft takes each loss for congestion): the share of bytes that is lost while there is no queue,
-over the last few thousand packets; not of STARTUP, DRAIN and UP, which may lose what they send too much, before the
-shortest round trip of a path that others fill is known. It is what the path loses by itself, and `Bbr` reacts to no
-loss but beyond it. It is at most `MOST_NOISE`; a path that loses more is taken for congested whatever its round trips
-say. Before anything is known it is nothing, and `_PRIOR` packets without loss stand for that: one lost packet of twenty
-is no 5 %. `spread` is how far single rounds are from it: where packets are lost in bursts, a round with three times the
-usual loss is nothing unusual.
+Longest round trip (no section): the most of two cycles of probing. A queue loses what it has no place for when it is
+full, and not when it is half of what it has been.
+
+Noise (no section; the draft takes each loss for congestion): the share of bytes that is lost while no queue may be full
+(`congestion_signs`), over the last few thousand packets; not of STARTUP, DRAIN and UP, which may lose what they send
+too much, before the shortest round trip of a path that others fill is known. It is what the path loses by itself, and
+`Bbr` reacts to no loss but beyond it. It is at most `MOST_NOISE`; a path that loses more is taken for congested
+whatever its round trips say. Before anything is known it is nothing, and `_PRIOR` packets without loss stand for that:
+one lost packet of twenty is no 5 %. `spread` is how far single rounds are from it: where packets are lost in bursts, a
+round with three times the usual loss is nothing unusual.
 
 Aggregation (5.5.9): by how much acknowledgements that come together exceed what the bandwidth accounts for. So much
 more may be in flight, else a path that hands acknowledgements over in clumps would stand still between them.
@@ -33,7 +36,16 @@ together make it faster than it left. It says what the path carried for so long,
 
 from __future__ import annotations
 
-__all__ = ["MOST_NOISE", "PARTS", "Aggregation", "Bandwidth", "Noise", "ShortestRoundTrip", "Train"]
+__all__ = [
+    "MOST_NOISE",
+    "PARTS",
+    "Aggregation",
+    "Bandwidth",
+    "LongestRoundTrip",
+    "Noise",
+    "ShortestRoundTrip",
+    "Train",
+]
 
 _NS = 1_000_000_000
 PARTS = 10_000
@@ -105,13 +117,38 @@ class ShortestRoundTrip:
         return due
 
 
-class Noise:
-    """See the module's head. share, spread: in PARTS; share is at most MOST_NOISE."""
+class LongestRoundTrip:
+    """See the module's head. value_ns: 0 before the first sample."""
 
-    __slots__ = ("_lost", "_total", "share", "spread")
+    __slots__ = ("_before_ns", "_now_ns", "value_ns")
+
+    def __init__(self) -> None:
+        self.value_ns = self._before_ns = self._now_ns = 0
+
+    def on_sample(self, rtt_ns: int) -> None:
+        """Take a round trip."""
+        self._now_ns = max(self._now_ns, rtt_ns)
+        self.value_ns = max(self.value_ns, rtt_ns)
+
+    def end_cycle(self) -> None:
+        """Begin the next cycle of probing; one that brought no sample goes on."""
+        if self._now_ns:
+            self._before_ns, self._now_ns = self._now_ns, 0
+            self.value_ns = self._before_ns
+
+
+class Noise:
+    """See the module's head.
+
+    share, spread: in PARTS; share is at most MOST_NOISE.
+    is_known: as many packets were seen as stand for what is not.
+    """
+
+    __slots__ = ("_lost", "_total", "is_known", "share", "spread")
 
     def __init__(self) -> None:
         self.share = self.spread = 0
+        self.is_known = False
         self._lost = self._total = 0  # bytes
 
     def on_round(self, lost: int, arrived: int, datagram: int) -> None:
@@ -121,6 +158,7 @@ class Noise:
             return
         self._lost += lost
         self._total += total
+        self.is_known = self.is_known or self._total >= _PRIOR * datagram
         if self._total > _MEMORY * datagram:
             self._lost //= 2
             self._total //= 2
