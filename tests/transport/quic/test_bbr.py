@@ -356,6 +356,19 @@ def test_loss_with_a_queue_that_others_make_gives_way_once_in_a_cycle() -> None:
     assert driven.paced() == RATE * 75 // 100 * 99 // 100
 
 
+def test_what_was_sent_before_it_gave_way_makes_it_give_way_no_further() -> None:
+    driven = cruising()
+    driven.round()
+    driven.round()
+    driven.round(rtt=2 * RTT, lost=CONTENTS // 10)
+    given = driven.paced()
+    assert given < RATE * 80 // 100
+    driven.round(rtt=2 * RTT, lost=CONTENTS // 10)
+    assert driven.paced() == given
+    driven.round(rtt=2 * RTT, lost=CONTENTS // 10)
+    assert driven.paced() < given, "that was sent after it"
+
+
 def up_again(lost: int) -> bool:
     """Return whether UP goes on after one that brought a fifth more, and lost so many packets with a queue."""
     driven = cruising()

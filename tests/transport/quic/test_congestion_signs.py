@@ -58,9 +58,10 @@ def test_more_than_noise_is_lost_where_a_queue_may_be_full() -> None:
 @pytest.mark.parametrize(("rtt", "is_full"), [(RTT * 14 // 10, False), (RTT * 16 // 10, True)])
 def test_a_queue_that_held_more_than_twice_as_much_loses_nothing_by_being_full(rtt: int, is_full: bool) -> None:
     rounds = known(2 * RTT)
-    rounds.begin(rtt, lost=4)
+    rounds.begin(rtt, lost=40)
     assert rounds.signs.has_queue()
     assert rounds.signs.is_more_than_noise(SIZE) is is_full
+    assert rounds.signs.is_too_much(0, SIZE) is is_full
     rounds.signs.learn_noise(SIZE)
     assert (rounds.noise.share > 0) is not is_full, "it is noise, and learned"
 

@@ -48,7 +48,8 @@ When a loss is congestion, `congestion_signs` says: more than noise was lost, or
                                     1, 2, 4 ... datagrams a round. UP ends, and it gives way
     too much in STARTUP             the bandwidth counts as found, once a round grew less than a quarter (5.3.1.3), and
                                     `_most` is 1.25 of what the path holds, or what the round delivered
-    too much in DOWN and CRUISE     it gives way, but for the first two rounds: what they lose may be its own
+    too much in DOWN and CRUISE     it gives way, but for the first two rounds, and for two after it has: what they lose
+                                    was sent before (RFC 9002 section 7.3.2 has recovery periods for that)
     more than noise in DOWN and     others fill the queue, in which it may have little: it gives way once in a cycle
     CRUISE
     more than noise in UP           this UP is the last, whatever it brought: who goes on takes it from those who give
@@ -115,7 +116,7 @@ _SAFE = 125  # of a hundred: what STARTUP takes for safe to be in flight where i
 _AMPLE = 120  # of a hundred
 _OTHERS = 125  # of a hundred: of the shortest round trip
 _YIELD = 75  # of a hundred
-_OWN_ROUNDS = 2  # after UP or DRAIN, in which what is lost may be theirs
+_OWN_ROUNDS = 2  # after UP, DRAIN or giving way, in which what is lost may be that of before
 _HEADROOM = 85  # of a hundred
 _FULL_GROWTH = 125  # of a hundred: a round that brings less has not grown (5.3.1.2)
 _FULL_ROUNDS = 3
@@ -209,6 +210,7 @@ class Bbr:
         self._raised = False  # in this round
         self._overfills = False  # UP has lost more than noise
         self._wait_ns, self._waiting_since_ns, self._waiting_since_round = 0, 0, 0
+        self._gave_way_round = 0
         self._tested, self._measured = 0, 0  # RESUME: bytes delivered at which it began, and the best rate since
         self._is_resumed = False  # UP is the first after RESUME
         self._quiet_until_ns: int | None = None  # PROBE_RTT: since no more is in flight than it allows, and until then
@@ -377,7 +379,8 @@ class Bbr:
 
     def _is_others(self, *, too_much: bool) -> bool:
         """Return whether what a round has lost asks to give way to others."""
-        if not self._is_steady or self._round - self._waiting_since_round < _OWN_ROUNDS:
+        since = max(self._waiting_since_round, self._gave_way_round)
+        if not self._is_steady or self._round - since < _OWN_ROUNDS:
             return False
         if too_much or self._slow is not None:
             return too_much
@@ -417,6 +420,7 @@ class Bbr:
             self._raised = False
 
     def _give_way(self) -> None:
+        self._gave_way_round = self._round
         self._slow = max(self._bounded * _YIELD // 100, 1)
 
     def _check_full(self, sample: AckSample, *, too_much: bool) -> None:

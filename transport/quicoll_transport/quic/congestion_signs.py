@@ -6,11 +6,14 @@ has no place for, and one that has held twice as much without harm has place. Al
 be full is *noise*, what the path loses by itself. Of what is lost besides, a round has lost
 
     too much            more than eight packets, and a share beyond the noise by 2 % (LossThresh of
-                        draft-ietf-ccwg-bbr-06) or three times its spread, with a queue. A fifth is too much whatever
-                        its round trips say: policers and the shortest queues give no other sign
+                        draft-ietf-ccwg-bbr-06) or three times its spread, with a queue that may be full. A fifth is too
+                        much whatever its round trips say: policers and the shortest queues give no other sign
     more than noise     more than two packets and twice the noise and three times its spread, with a queue that may be
                         full: others fill it, in which it may have little. Nothing is said of it before the noise is
                         known: who begins with 1 % of loss would take that for others
+
+A burst of twenty packets, lost beside a queue of a few milliseconds that UP had made of a path whose queue holds fifty,
+was too much without that "may be full": 0.55 of the rate for the next seconds, and twice the time of an operation.
 
 (The draft takes 2 % for congestion while it probes, and any loss at all while it does not: on a path that loses 1 % at
 random its rate sinks by as much each round until it probes again.)
@@ -90,7 +93,7 @@ class CongestionSigns:
             return False
         share = self.lost * PARTS // max(total, self.acked + self.lost)
         usual = self.noise.share + max(_EXCESS, _SPREADS * self.noise.spread)
-        return share > _MOST_LOSS or (share > usual and self.has_queue())
+        return share > _MOST_LOSS or (share > usual and self._may_be_full())
 
     def is_more_than_noise(self, datagram: int) -> bool:
         """Return whether this round has lost more than noise."""
