@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from recovery_link import MS
 
 from quicoll_transport.quic.bbr import Bbr, BbrState
-from quicoll_transport.quic.controller import AckSample, LossSample, start_window
+from quicoll_transport.quic.controller import AckSample, LossSample
 from quicoll_transport.quic.path_memory import KnownPath, PathMemory, RememberedPath
 
 fixed = settings(derandomize=True, deadline=None, max_examples=100)
@@ -57,6 +57,7 @@ class Driven:
                 rtt_ns=rtt,
                 smoothed_ns=rtt,
                 min_ns=rtt,
+                sent_ns=self.now - rtt,
             )
         )
         self._look()
@@ -85,10 +86,58 @@ def cruising() -> Driven:
     return driven
 
 
-def test_startup_begins_with_the_window_of_rfc_9002_and_sends_it_in_less_than_half_a_round_trip() -> None:
+def test_startup_begins_with_forty_datagrams_and_sends_them_in_an_eighth_of_a_round_trip() -> None:
     driven = Driven()
-    assert driven.bbr.window == start_window(SIZE)
-    assert driven.paced() == start_window(SIZE) * 277 * S // (100 * RTT)
+    assert driven.bbr.window == 40 * SIZE
+    assert driven.paced() == 8 * driven.bbr.window * S // RTT
+
+
+def test_little_that_was_sent_before_makes_the_first_flight_no_slower() -> None:
+    driven = Driven()
+    driven.round(SIZE * S // RTT, limited=True, flight=0)
+    assert driven.paced() >= 8 * 40 * SIZE * S // RTT
+
+
+def arrives(driven: Driven, left_ns: int, arrived_ns: int, *, packets: int = 200) -> None:
+    """A flight that took `left_ns` to leave and `arrived_ns` to arrive, a round trip later."""
+    bbr, begin = driven.bbr, driven.now
+    for at in range(packets):
+        driven.now = begin + RTT + arrived_ns * at // packets
+        driven.delivered += SIZE
+        sent = begin + left_ns * at // packets
+        before = driven.delivered - (at + 1) * SIZE
+        rtt = driven.now - sent
+        bbr.on_acked(
+            AckSample(
+                driven.now, SIZE, SIZE, CONTENTS, CONTENTS, driven.delivered, before, None, False, rtt, rtt, RTT, sent
+            )
+        )
+        driven._look()
+
+
+def test_what_arrives_within_a_part_of_a_round_trip_shows_the_rate_as_long_as_there_is_no_queue() -> None:
+    driven = Driven()
+    arrives(driven, RTT // 8, RTT // 8, packets=40)
+    rate = 40 * SIZE * 8 * S // RTT
+    assert driven.bbr.state is BbrState.STARTUP
+    assert 0.9 * 2.77 * rate < driven.paced() < 1.1 * 2.77 * rate
+    assert driven.bbr.window > 1.8 * rate * RTT // S
+
+
+def test_acknowledgements_that_come_together_show_no_more_than_was_sent() -> None:
+    driven = Driven()
+    arrives(driven, RTT // 8, RTT // 100, packets=40)
+    assert driven.paced() < 1.1 * 2.77 * 40 * SIZE * 8 * S // RTT
+
+
+def test_startup_ends_where_packets_arrive_slower_than_they_left_and_make_a_queue() -> None:
+    driven = Driven()
+    arrives(driven, RTT // 2, RTT)
+    assert driven.states[1] is BbrState.DRAIN
+    assert 0.95 < driven.bbr.bandwidth.value / (200 * SIZE * S // RTT) < 1.05
+    still = Driven()
+    arrives(still, RTT, RTT)
+    assert still.bbr.state is BbrState.STARTUP
 
 
 def test_startup_goes_on_as_long_as_each_round_brings_a_quarter_more() -> None:
@@ -307,6 +356,33 @@ def test_loss_with_a_queue_that_others_make_gives_way_once_in_a_cycle() -> None:
     assert driven.paced() == RATE * 75 // 100 * 99 // 100
 
 
+def test_what_was_sent_before_it_gave_way_makes_it_give_way_no_further() -> None:
+    driven = cruising()
+    driven.round()
+    driven.round()
+    driven.round(rtt=2 * RTT, lost=CONTENTS // 10)
+    given = driven.paced()
+    assert given < RATE * 80 // 100
+    driven.round(rtt=2 * RTT, lost=CONTENTS // 10)
+    assert driven.paced() == given
+    driven.round(rtt=2 * RTT, lost=CONTENTS // 10)
+    assert driven.paced() < given, "that was sent after it"
+
+
+def up_again(lost: int) -> bool:
+    """Return whether UP goes on after one that brought a fifth more, and lost so many packets with a queue."""
+    driven = cruising()
+    driven.until(BbrState.UP)
+    driven.round(RATE * 6 // 5, rtt=RTT * 3 // 2, lost=lost * SIZE)
+    driven.round(RATE * 6 // 5, rtt=RTT * 3 // 2)
+    return driven.bbr.state is BbrState.UP
+
+
+def test_up_that_brought_more_is_the_last_where_it_made_a_queue_lose_packets() -> None:
+    assert up_again(2)
+    assert not up_again(4), "fewer than are too much, but more than noise"
+
+
 def test_a_path_that_loses_in_bursts_is_not_taken_for_congested_by_one_of_them() -> None:
     driven = cruising()
     for i in range(45):
@@ -359,11 +435,11 @@ def test_probe_rtt_that_fell_asleep_ends_at_the_next_packet() -> None:
 def test_a_longer_path_is_believed_after_ten_seconds() -> None:
     driven = cruising()
     begin = driven.now
-    while driven.bbr.shortest.value_ns == RTT:
+    while driven.bbr.signs.shortest.value_ns == RTT:
         driven.round(rtt=2 * RTT, flight=CONTENTS // 4)
         assert driven.now - begin < 11 * S
     assert driven.now - begin > 9 * S
-    assert driven.bbr.shortest.value_ns == 2 * RTT
+    assert driven.bbr.signs.shortest.value_ns == 2 * RTT
 
 
 def test_a_slower_path_is_believed_after_two_cycles() -> None:
@@ -525,7 +601,7 @@ def test_a_remembered_rate_holds_from_the_first_round_trip_on() -> None:
 def test_before_the_first_round_trip_a_memory_counts_for_nothing() -> None:
     driven, _ = resuming(RATE, rounds=0)
     assert driven.bbr.state is BbrState.STARTUP
-    assert driven.bbr.window == start_window(SIZE)
+    assert driven.bbr.window == Driven().bbr.window
 
 
 @pytest.mark.parametrize("rtt", [RTT // 2, RTT * 2])

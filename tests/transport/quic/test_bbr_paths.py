@@ -27,8 +27,10 @@ CONTROLLERS: dict[str, Callable[[int], Controller]] = {
 }
 
 
-def bottleneck(queue: float, *, loss: float = 0.0, burst: float = 1.0, rate: int = RATE, rtt: int = RTT) -> Line:
-    return Line(5, loss=loss, burst=burst, delay_ns=rtt // 2, rate=rate, queue=int(rate * rtt // S * queue))
+def bottleneck(
+    queue: float, *, loss: float = 0.0, burst: float = 1.0, rate: int = RATE, rtt: int = RTT, seed: int = 5
+) -> Line:
+    return Line(seed, loss=loss, burst=burst, delay_ns=rtt // 2, rate=rate, queue=int(rate * rtt // S * queue))
 
 
 def without_end(name: str, line: Line, number: int, *, seconds: int, begin_ns: int = 0) -> Transfer:
@@ -45,12 +47,16 @@ def without_end(name: str, line: Line, number: int, *, seconds: int, begin_ns: i
 def test_a_path_that_loses_packets_is_used_nearly_in_full(
     loss: float, burst: float, least: float, queue: float
 ) -> None:
-    """CUBIC has 3 % of this path where it loses 2 %."""
-    transfer = without_end("bbr", bottleneck(queue, loss=loss, burst=burst), 1, seconds=15)
-    run_together([transfer], 3 * S)
-    before = transfer.arrived
-    run_together([transfer], 13 * S)
-    assert (transfer.arrived - before) * DATAGRAM > least * 10 * RATE * (1 - loss)
+    """CUBIC has 3 % of this path where it loses 2 %. Bursts are chance, of which there are four in a mean."""
+    seeds = range(5, 9 if burst > 1 else 6)
+    arrived = 0
+    for seed in seeds:
+        transfer = without_end("bbr", bottleneck(queue, loss=loss, burst=burst, seed=seed), 1, seconds=15)
+        run_together([transfer], 3 * S)
+        before = transfer.arrived
+        run_together([transfer], 13 * S)
+        arrived += transfer.arrived - before
+    assert arrived * DATAGRAM > least * 10 * RATE * (1 - loss) * len(seeds)
 
 
 def test_alone_it_leaves_the_queue_empty_but_for_its_probing() -> None:
@@ -156,7 +162,7 @@ def operations(remembered: float | None, *, queue: float = 1.0, loss: float = 0.
 @pytest.mark.parametrize("queue", [0.5, 1.0])
 def test_with_a_remembered_rate_the_first_operation_is_as_fast_as_the_others(queue: float) -> None:
     assert max(operations(1.0, queue=queue)) < 1.1
-    assert operations(None, queue=queue)[0] > 1.5, "without one it is not"
+    assert operations(None, queue=queue)[0] > 1.1, "without one it is not"
 
 
 @pytest.mark.parametrize("queue", [0.5, 1.0])
@@ -191,4 +197,4 @@ def after_heartbeats(seconds: int, *, warm: bool) -> float:
 @pytest.mark.parametrize("seconds", [1, 8, 60])
 def test_heartbeats_of_a_silence_say_nothing_of_the_path(seconds: int) -> None:
     assert after_heartbeats(seconds, warm=True) < 1.1
-    assert after_heartbeats(seconds, warm=False) < after_heartbeats(0, warm=False) * 1.2
+    assert after_heartbeats(seconds, warm=False) < after_heartbeats(0, warm=False) * 1.05

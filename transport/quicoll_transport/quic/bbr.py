@@ -5,7 +5,8 @@ queue. A loss says little to it unless there is a queue as well. What it believe
 
 States (5.1); rate and window are in hundredths of the bandwidth and of the path's contents (bandwidth x shortest trip)
 
-    STARTUP     277, 200  finds the bandwidth: until it has stopped growing, see `_check_full` (5.3.1)
+    STARTUP     277, 200  finds the bandwidth: until it has stopped growing, see `_check_full` (5.3.1), or
+                          packets arrive slower than they left; see below
     DRAIN        50, 200  the queue that this made goes: until no more is in flight than the path holds, or three rounds
                           have passed (5.3.2)
     DOWN         90, 200  room for others: a round, and until no more is in flight than the path holds, three at most
@@ -15,8 +16,8 @@ States (5.1); rate and window are in hundredths of the bandwidth and of the path
     REFILL      100, 200  a round at the full rate, so that what UP measures is UP's (5.3.3.3)
     UP          125, 225  is there more? A round at that rate, then one at 100 in which the answer comes: so the queue
                           is a quarter of the path's contents. Again where that brought a tenth more, or where `_most`
-                          was the limit and is being raised; else, or where too much is lost, DOWN (5.3.3.4; the draft
-                          goes on for three rounds)
+                          was the limit and is being raised, and no more than noise was lost; else, or at once where
+                          too much is lost, DOWN (5.3.3.4; the draft goes on for three rounds)
     RESUME      100, 100  instead of STARTUP where a bandwidth is remembered (`path_memory`) and the first round trip is
                           as long as then, or at least not half or twice that. Until as much was delivered as the path
                           is said to hold, in two rounds, and a round was over in which it had enough to do: with three
@@ -26,27 +27,34 @@ States (5.1); rate and window are in hundredths of the bandwidth and of the path
     PROBE_RTT   100,  50  half of the path's contents for 200 ms and a round, from any state, where the shortest round
                           trip was not seen for five seconds (5.3.4)
 
+STARTUP. A window that doubles in each round trip from the fourteen kilobytes of RFC 9002 needs seven of them where a
+path holds a megabyte, and an operation may have no more than that to send. So it begins with 40 datagrams, which leave
+within an eighth of the first round trip, not as one burst; and the rate at which they arrived (`Train`) counts as well
+as what was delivered in a round trip, as long as no queue is seen: 57 KB show 4.6 MB/s over 100 ms in one round trip.
+Where packets of half a round trip took a quarter longer to arrive than to leave, and there is a queue, the path is
+full: nothing has to be lost, or to stand still for three rounds, to show it. (The draft ends it by those two, 5.3.1.2
+and 5.3.1.3; RFC 9406 ends slow start by round trips alone.) The rate does not fall below that of the first flight
+(5.6.2), for what was sent before are mostly a few small messages, which say nothing.
+
 The rate is one in a hundred below that (5.6.2, so that a queue goes rather than comes). What the path loses is not made
 up for: the bandwidth is the largest that was seen, in a round trip in which next to nothing was lost. (With as much
 more as is lost a queue grew while it cruised, and a burst of losses on top of it looked like others: it gave way, again
 and again, and had 63 % of a path that loses 2 % in bursts of eight.)
 
-When a loss is congestion. A queue is a round trip of this round or the last that was longer than the shortest by an
-eighth and a millisecond. Too much is lost in a round when there is a queue, and more than eight packets, and a share
-beyond the noise by 2 % (LossThresh) or three times its spread. A round that loses a fifth has lost too much whatever
-its round trips say: policers and the shortest queues give no other sign. All else is noise. (The draft takes 2 % for
-congestion while it probes, and any loss at all while it does not: on a path that loses 1 % at random its rate sinks by
-as much each round until it probes again.) What follows:
+When a loss is congestion, `congestion_signs` says: more than noise was lost, or too much. What follows:
 
     too much in UP, or in the       `_most`, a limit of what is in flight, is what was, or 0.7 of what the path holds
     round after it                  (5.5.10.2); CRUISE and DOWN stay 15 % below it (5.6.4.7), and UP raises it again, by
                                     1, 2, 4 ... datagrams a round. UP ends, and it gives way
     too much in STARTUP             the bandwidth counts as found, once a round grew less than a quarter (5.3.1.3), and
                                     `_most` is 1.25 of what the path holds, or what the round delivered
-    too much in DOWN and CRUISE     it gives way, but for the first two rounds: what they lose may be its own
-    more than two packets and       others fill the queue, in which it may have little: it gives way once in a cycle
-    twice the noise, with a queue,
-    in DOWN and CRUISE
+    too much in DOWN and CRUISE     it gives way, but for the first two rounds, and for two after it has: what they lose
+                                    was sent before (RFC 9002 section 7.3.2 has recovery periods for that)
+    more than noise in DOWN and     others fill the queue, in which it may have little: it gives way once in a cycle
+    CRUISE
+    more than noise in UP           this UP is the last, whatever it brought: who goes on takes it from those who give
+                                    way to losses. (Three in a row took 0.7 of a path to 0.97 beside NewReno, which had
+                                    halved its window each time.)
     giving way                      `_slow`, a limit of the bandwidth, is 0.75 of it until REFILL, which then believes
                                     in no more than that: UP finds out anew what there is. (The draft's bounds of
                                     5.5.10.3 do not go below what was delivered, and are lifted without having taught
@@ -84,30 +92,31 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
 
-from quicoll_transport.quic.controller import AckSample, LossSample, start_window
+from quicoll_transport.quic.congestion_signs import CongestionSigns
 from quicoll_transport.quic.path_memory import KnownPath, RememberedPath
-from quicoll_transport.quic.path_model import PARTS, Aggregation, Bandwidth, Noise, ShortestRoundTrip
+from quicoll_transport.quic.path_model import Aggregation, Bandwidth, Noise, Train
+
+if TYPE_CHECKING:
+    from quicoll_transport.quic.controller import AckSample, LossSample
 
 __all__ = ["Bbr", "BbrState"]
 
 _NS = 1_000_000_000
 _MS = 1_000_000
 _LEAST_DATAGRAMS = 4  # MinPipeCwnd
+_START_DATAGRAMS = 40  # 57 KiB of the usual size
+_START_GAIN = 800  # of a hundred: the first of them leave within an eighth of a round trip
 _MARGIN = 99  # of a hundred: PacingMarginPercent
 _BURST_NS = _MS  # of the pacer; three of them are under way beside the path's contents (5.5.8)
 _BURSTS = 3
-_EXCESS = PARTS // 50  # LossThresh
-_SPREADS = 3
-_EXCESS_DATAGRAMS = 8
-_MOST_LOSS = PARTS // 5
 _KEPT = 70  # of a hundred: Beta
 _SAFE = 125  # of a hundred: what STARTUP takes for safe to be in flight where it has lost too much
 _AMPLE = 120  # of a hundred
 _OTHERS = 125  # of a hundred: of the shortest round trip
 _YIELD = 75  # of a hundred
-_PRESSED_DATAGRAMS = 2
-_OWN_ROUNDS = 2  # after UP or DRAIN, in which what is lost may be theirs
+_OWN_ROUNDS = 2  # after UP, DRAIN or giving way, in which what is lost may be that of before
 _HEADROOM = 85  # of a hundred
 _FULL_GROWTH = 125  # of a hundred: a round that brings less has not grown (5.3.1.2)
 _FULL_ROUNDS = 3
@@ -147,6 +156,8 @@ _GAINS = {
     BbrState.RESUME: (100, 100),
 }
 
+_QUIET = (BbrState.DOWN, BbrState.CRUISE, BbrState.REFILL, BbrState.RESUME, BbrState.PROBE_RTT)  # what is lost is noise
+
 
 @dataclass(frozen=True, slots=True)
 class _Before:
@@ -172,7 +183,7 @@ class Bbr:
         self._has_asked = remembered is None  # what is remembered
         self._datagram = datagram
         self._draw = draw
-        self._window = start_window(datagram)
+        self._window = self._start
         self.noise = Noise()
         self._forget()
 
@@ -181,17 +192,15 @@ class Bbr:
         self.state = BbrState.STARTUP
         self._pace_gain, self._window_gain = _GAINS[BbrState.STARTUP]
         self.bandwidth = Bandwidth()
-        self.shortest = ShortestRoundTrip()
+        self.signs = CongestionSigns(self.noise)
         self._clumps = Aggregation()
+        self._train = Train()
         self._before: _Before | None = None
         # limits of what is believed
         self._most: int | None = None
         self._slow: int | None = None
         # this round
         self._round, self._round_end = 0, 0  # how many there were; bytes delivered at which this one is over
-        self._acked = self._lost = 0  # bytes
-        self._flight = self._peak = 0  # the most that was in flight, before a loss and at all
-        self._longest_ns = self._longest_before_ns = 0  # round trip, and of the round before
         # this state
         self._since_round = 0
         self._full, self._full_rounds = 0, 0  # bandwidth when it last grew, and rounds since
@@ -199,7 +208,9 @@ class Bbr:
         self._is_probe = False  # what is lost is UP's
         self._rise, self._rise_credit = 1, 0  # datagrams by which `_most` is raised in a round
         self._raised = False  # in this round
+        self._overfills = False  # UP has lost more than noise
         self._wait_ns, self._waiting_since_ns, self._waiting_since_round = 0, 0, 0
+        self._gave_way_round = 0
         self._tested, self._measured = 0, 0  # RESUME: bytes delivered at which it began, and the best rate since
         self._is_resumed = False  # UP is the first after RESUME
         self._quiet_until_ns: int | None = None  # PROBE_RTT: since no more is in flight than it allows, and until then
@@ -215,13 +226,24 @@ class Bbr:
         """See Controller; never None."""
         trip_ns = max(smoothed_ns, _MS)
         least = self._least * _NS // trip_ns
-        bandwidth = self._bounded
-        if not bandwidth:  # 5.2.1
-            return max(self._window * self._pace_gain * _NS // (100 * trip_ns), least)
-        return max(self._paced(bandwidth), least)
+        paced = max(self._paced(self._bounded), least)
+        if self.state is not BbrState.STARTUP:
+            return paced
+        # 5.2.1, and not below it as long as little was sent (5.6.2)
+        start = min(self._window, self._start) * _START_GAIN * _NS // (100 * trip_ns)
+        return max(paced, start, self._paced(self._train.rate) if self._follows_train else 0)
 
     def _paced(self, bandwidth: int) -> int:
         return bandwidth * self._pace_gain * _MARGIN // 10_000
+
+    @property
+    def _start(self) -> int:
+        """The window to begin with."""
+        return _START_DATAGRAMS * self._datagram
+
+    @property
+    def _follows_train(self) -> bool:
+        return self.state is BbrState.STARTUP and not self.signs.has_queue()
 
     @property
     def _least(self) -> int:
@@ -235,13 +257,13 @@ class Bbr:
 
     def _contents(self, bandwidth: int) -> int:
         """Return what the path holds without a queue."""
-        return bandwidth * (self.shortest.value_ns or 0) // _NS
+        return bandwidth * (self.signs.shortest.value_ns or 0) // _NS
 
     def _target(self) -> int:
         """Return what may be in flight (5.6.4.2, 5.6.4.7)."""
         bandwidth = self._bounded
-        if not bandwidth or self.shortest.value_ns is None:
-            return start_window(self._datagram)
+        if not bandwidth or self.signs.shortest.value_ns is None:
+            return self._start
         target = self._contents(bandwidth) * self._window_gain // 100
         if self.state is not BbrState.PROBE_RTT:
             target += self._clumps.extra + _BURSTS * (bandwidth * _BURST_NS // _NS)
@@ -266,8 +288,7 @@ class Bbr:
         now_ns = sample.now_ns
         due = False
         if sample.rtt_ns is not None:
-            due = self.shortest.on_sample(sample.rtt_ns, now_ns)
-            self._longest_ns = max(self._longest_ns, sample.rtt_ns)
+            due = self.signs.on_round_trip(sample.rtt_ns, now_ns)
             if not self._has_asked:
                 self._ask(sample.rtt_ns, sample)
         if sample.rate is None:
@@ -277,11 +298,14 @@ class Bbr:
                 self._measured = max(self._measured, sample.rate)
         else:
             self.bandwidth.on_sample(sample.rate, app_limited=sample.app_limited)
-        self._acked += sample.acked
-        self._peak = max(self._peak, sample.prior_in_flight)
+        if self.state is BbrState.STARTUP:
+            self._train.on_acked(sample.acked, sample.sent_ns, self._datagram, now_ns)
+        self.signs.on_acked(sample.acked, sample.prior_in_flight)
         self._clumps.on_acked(sample.acked, self._bounded, self._window, now_ns)
         if self.state is BbrState.UP:
             self._raise_most(sample)
+        if self.state is BbrState.STARTUP:
+            self._look_whether_full()
         if sample.prior_delivered >= self._round_end:
             self._end_round(sample)
         self._advance(sample)
@@ -294,8 +318,7 @@ class Bbr:
         """See Controller."""
         if sample.begins_period:
             self._before = _Before(self.state, self._most, self._slow)
-        self._lost += sample.lost
-        self._flight = max(self._flight, sample.prior_in_flight)
+        self.signs.on_lost(sample.lost, sample.prior_in_flight)
         if self.state is BbrState.RESUME and self._is_too_much(sample.prior_in_flight):
             self._end_resume(sample.now_ns, is_right=False)
         if self._is_probe and self._is_too_much(sample.prior_in_flight):
@@ -311,7 +334,7 @@ class Bbr:
         before, self._before = self._before, None
         if before is None:
             return
-        self._lost = 0
+        self.signs.lost = 0
         self._most = _looser(self._most, before.most)
         self._slow = _looser(self._slow, before.slow)
         if before.state is BbrState.STARTUP and self.state is not BbrState.PROBE_RTT:
@@ -338,19 +361,9 @@ class Bbr:
 
     # -- rounds ------------------------------------------------------------------------------------------------------
 
-    def _has_queue(self) -> bool:
-        """Return whether round trips of this round or the last were longer than without a queue."""
-        shortest = self.shortest.value_ns
-        return shortest is not None and max(self._longest_ns, self._longest_before_ns) > shortest * 9 // 8 + _MS
-
     def _is_too_much(self, total: int) -> bool:
         """Return whether what was lost in this round is congestion's; `total`: bytes that the round had at least."""
-        total = max(total, self._acked + self._lost)
-        if self._lost <= _EXCESS_DATAGRAMS * self._datagram:
-            return False
-        share = self._lost * PARTS // total
-        usual = self.noise.share + max(_EXCESS, _SPREADS * self.noise.spread)
-        return share > _MOST_LOSS or (share > usual and self._has_queue())
+        return self.signs.is_too_much(total, self._datagram)
 
     @property
     def _is_steady(self) -> bool:
@@ -362,23 +375,24 @@ class Bbr:
         The application did not limit it; or it has a queue, and that is our own: half of the window was in use. (A few
         bytes beside a flow of others that fills the queue say nothing.)
         """
-        return not sample.app_limited or (self._peak * 2 >= self._window and self._has_queue())
+        return not sample.app_limited or (self.signs.peak * 2 >= self._window and self.signs.has_queue())
 
     def _is_others(self, *, too_much: bool) -> bool:
         """Return whether what a round has lost asks to give way to others."""
-        if not self._is_steady or self._round - self._waiting_since_round < _OWN_ROUNDS:
+        since = max(self._waiting_since_round, self._gave_way_round)
+        if not self._is_steady or self._round - since < _OWN_ROUNDS:
             return False
         if too_much or self._slow is not None:
             return too_much
-        total = self._acked + self._lost
-        usual = (2 * self.noise.share + _SPREADS * self.noise.spread) * total // PARTS
-        return self._lost > usual + _PRESSED_DATAGRAMS * self._datagram and self._has_queue()
+        return self.signs.is_more_than_noise(self._datagram)
 
     def _end_round(self, sample: AckSample) -> None:
         """Take stock of a round trip (5.5.1)."""
-        too_much = self._is_too_much(self._flight)
-        if self.state is not BbrState.UP and not self._is_probe and not self._has_queue():
-            self.noise.on_round(self._lost, self._acked, self._datagram)
+        too_much = self._is_too_much(self.signs.flight)
+        if self.state is BbrState.UP and self.signs.is_more_than_noise(self._datagram):
+            self._overfills = True
+        if self.state in _QUIET and not self._is_probe:
+            self.signs.learn_noise(self._datagram)
         if self.state is BbrState.STARTUP:
             self._check_full(sample, too_much=too_much)
             self._tell(sample.now_ns)
@@ -387,8 +401,8 @@ class Bbr:
         self._round += 1
         self._round_end = sample.delivered
         self._clumps.on_round(self._round)
-        self._longest_before_ns, self._longest_ns = self._longest_ns, sample.rtt_ns or 0
-        self._acked = self._lost = self._flight = self._peak = 0
+        self._train.begin()
+        self.signs.end_round(sample.rtt_ns)
         rounds = self._round - self._since_round
         if self.state is BbrState.DOWN and self._is_probe and rounds >= 2:
             self._is_probe = False
@@ -406,6 +420,7 @@ class Bbr:
             self._raised = False
 
     def _give_way(self) -> None:
+        self._gave_way_round = self._round
         self._slow = max(self._bounded * _YIELD // 100, 1)
 
     def _check_full(self, sample: AckSample, *, too_much: bool) -> None:
@@ -416,19 +431,31 @@ class Bbr:
             self._full_rounds += 1
             if too_much:
                 safe = self._contents(self.bandwidth.value) * _SAFE // 100
-                self._most = max(safe, self._acked, self._least)
+                self._most = max(safe, self.signs.acked, self._least)
             if too_much or self._full_rounds >= _FULL_ROUNDS:
                 self._is_full = True
                 self._go(BbrState.DRAIN)
+
+    def _look_whether_full(self) -> None:
+        """End STARTUP where packets of half a round trip arrive slower than they left, and make a queue.
+
+        The fastest train is the bandwidth, not this one: where the way back has a queue of its own, which grows, that
+        has stretched it as well. (A fifth of the path was found so, where both sides began at once.)
+        """
+        shortest = self.signs.shortest.value_ns
+        if shortest is not None and self.signs.has_queue() and self._train.is_stretched(shortest // 2):
+            self.bandwidth.on_sample(self._train.rate, app_limited=False)
+            self._is_full = True
+            self._go(BbrState.DRAIN)
 
     def _check_up(self, now_ns: int) -> None:
         """End UP where it brings nothing more; called when a round of its own packets was acknowledged."""
         bandwidth = self.bandwidth.value
         resumed, self._is_resumed = self._is_resumed, False
-        if resumed and bandwidth * 100 >= self._full * _LOW and not self._has_queue():
-            self._is_full, self._full, self._full_rounds = False, bandwidth, 0
+        if resumed and bandwidth * 100 >= self._full * _LOW and not self.signs.has_queue():
+            self._is_full, self._full, self._full_rounds, self._is_probe = False, bandwidth, 0, False
             self._go(BbrState.STARTUP)
-        elif bandwidth * 100 >= self._full * _GROWTH or self._raised:
+        elif not self._overfills and (bandwidth * 100 >= self._full * _GROWTH or self._raised):
             self._full = bandwidth
             self._go(BbrState.UP)
         else:
@@ -464,7 +491,7 @@ class Bbr:
         if not is_right:
             self.bandwidth.begin_with(self._measured or max(self.bandwidth.value // 2, 1))
             self._go(BbrState.DRAIN)
-        elif self._has_queue():
+        elif self.signs.has_queue():
             self.bandwidth.begin_with(min(self.bandwidth.value, self._measured))
             self._go_down(now_ns)
         else:
@@ -474,8 +501,8 @@ class Bbr:
 
     def _tell(self, now_ns: int) -> None:
         """Let what was found out be remembered."""
-        if self._remembered is not None and self.shortest.value_ns is not None:
-            path = KnownPath(self._bounded, self.shortest.value_ns)
+        if self._remembered is not None and self.signs.shortest.value_ns is not None:
+            path = KnownPath(self._bounded, self.signs.shortest.value_ns)
             self._remembered.learn(path, now_ns, is_certain=self._is_full)
 
     def _raise_most(self, sample: AckSample) -> None:
@@ -488,7 +515,7 @@ class Bbr:
         most = self._most
         if most is None or self._window < most or not sample.fills(self._window, slow_start=False):
             return
-        is_alone = sample.smoothed_ns * 100 <= (self.shortest.value_ns or 0) * _OTHERS
+        is_alone = sample.smoothed_ns * 100 <= (self.signs.shortest.value_ns or 0) * _OTHERS
         if is_alone and most * 100 >= self._contents(self.bandwidth.value) * _AMPLE:
             return
         self._raised = True
@@ -506,6 +533,7 @@ class Bbr:
     def _go_down(self, now_ns: int) -> None:
         """Begin a cycle of probing."""
         self.bandwidth.end_cycle()
+        self.signs.longest.end_cycle()
         self._tell(now_ns)
         self._wait_ns = _WAIT_NS + _WAIT_SPREAD_NS * int.from_bytes(self._draw(2), "big") // 65536
         self._waiting_since_ns, self._waiting_since_round = now_ns, self._round
@@ -514,7 +542,7 @@ class Bbr:
     def _go_up(self, now_ns: int) -> None:
         self._full = self.bandwidth.value
         self._rise, self._rise_credit = 1, 0
-        self._is_probe = True
+        self._is_probe, self._overfills = True, False
         self._slow = None
         self._go(BbrState.UP)
 
@@ -571,8 +599,10 @@ class Bbr:
             self._window = target
         elif self._is_full:
             self._window = min(self._window + sample.acked, target)
-        elif self._window < target or sample.delivered < start_window(self._datagram):
+        elif self._window < target or sample.delivered < self._start:
             self._window += sample.acked
+            if self._follows_train:
+                self._window = max(self._window, self._contents(self._train.rate) * self._window_gain // 100)
         if self.state is BbrState.PROBE_RTT:
             self._window = min(self._window, target)
         self._window = max(self._window, self._least)

@@ -34,6 +34,7 @@ class AckSample(NamedTuple):
     rate: bytes a second; None where no sample could be taken.
     app_limited: there was too little to send when the newest of these packets was sent.
     rtt_ns: this round trip, without the peer's delay; None: it gave no sample. smoothed_ns, min_ns: of all.
+    sent_ns: when the newest of these packets was sent.
     """
 
     now_ns: int
@@ -48,6 +49,7 @@ class AckSample(NamedTuple):
     rtt_ns: int | None
     smoothed_ns: int
     min_ns: int
+    sent_ns: int
 
     def fills(self, window: int, *, slow_start: bool) -> bool:
         """Return whether so large a window was in use, which it has to be to grow (RFC 9002 section 7.8).

@@ -377,6 +377,7 @@ class LossRecovery(Generic[Item]):
                 rtt_ns=rtt_ns,
                 smoothed_ns=self.rtt.smoothed_ns,
                 min_ns=self.rtt.min_ns or self.rtt.smoothed_ns,
+                sent_ns=newest.sent_ns,
             )
         )
 
