@@ -12,6 +12,7 @@ A link that ends breaks the communicator if its node is in the view. The parts t
 
     coordinator_link.py, peer_links.py    the links
     views.py                              the communicator, what peers say to it, and how earlier views ended
+    voting.py                             how callers begin steps, vote for them, and hear what became of them
     decisions.py                          what became of steps, for callers who ask late
     waiting.py                            how callers wait, and what they are told
     late_stacks.py                        where a rank is that others wait for
@@ -61,6 +62,7 @@ from quicoll.engine.messages import (
 from quicoll.engine.neighbours import Neighbours
 from quicoll.engine.peer_links import PeerLinks
 from quicoll.engine.views import Views
+from quicoll.engine.voting import Voting
 from quicoll.engine.waiting import Waiting, job_closed
 from quicoll.errors import Corrupted, PeerError, QuicollError
 from quicoll.lanes.memory import LARGEST, lanes_unusable, slots_for
@@ -103,9 +105,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from quicoll.config import Config
-    from quicoll.engine.answers import Cancellable
     from quicoll.engine.calls import Call
-    from quicoll.engine.decisions import Decision
     from quicoll.engine.host import HostHere
     from quicoll.engine.in_flight import Ended, InFlight, Watch
     from quicoll.engine.messages import PeerMessage
@@ -274,6 +274,17 @@ class Engine:
             default_address=config.sources["coordinator"] == "default",
             absence=self._coordinator.absence,
         )
+        self.voting = Voting(
+            loop=loop,
+            node=config.node,
+            views=self._views,
+            member=self._member,
+            outcomes=self.steps,
+            waiting=self._waiting,
+            flight=observers.flight,
+            give_up=self.give_up,
+            on_change=self._work,
+        )
         observers.emit("listening", address=format_address(self.endpoint.address), advertised=format_address(announced))
         if config.lanes and lane_host is None:
             observers.emit("lane_lost", lane=0, reason=lanes_unusable() or "no lane can run here")
@@ -405,117 +416,6 @@ class Engine:
         """The id of the view that is at work, 0 while there is none. From any thread: as of a moment ago."""
         view = self._views.present()
         return 0 if view is None else view.view_id
-
-    def begin(self, view_id: int, number: int) -> None:
-        """Begin a step. Where its view is not at work any more, its operations fail, and so does its vote.
-
-        Args:
-            view_id: The view that the caller is in.
-            number: The caller's number of the step.
-        """
-        communicator, index = self._views.at_work(view_id), self._member.next_step
-        if communicator is None or index is None:
-            self.steps.not_begun()
-            return
-        communicator.begun(index)
-        self.steps.begin(index, number)
-        if self.observers.flight is not None:
-            self.observers.flight.began(number, view_id)
-        self._member.begin(index, now_ns=self._now_ns())
-        self._work()
-
-    def vote(
-        self,
-        view_id: int,
-        digest: bytes,
-        groups: tuple[tuple[int, bytes], ...],
-        ended: Callable[[Decision | None, BaseException | None], None],
-        *,
-        timeout: float,
-        unfinished: int,
-    ) -> Cancellable | None:
-        """Vote for the open step and wait for the decision.
-
-        A wait that ends without the decision, by its time or by cancelling, leaves the step in doubt: `decision` gives
-        later what became of the vote that `unanswered` names.
-
-        Args:
-            view_id: The view that the caller is in.
-            digest: Of the results that all ranks have.
-            groups: (id, digest) of those that a sub-group has.
-            ended: Called once, with what became of the vote or with an error: as `decision` has them, or why the view
-                broke before the vote; nothing was voted for then.
-            timeout: Seconds to wait.
-            unfinished: The step's operations that had not ended when the digest was made.
-        Returns:
-            The wait, by which it is cancelled; None where it has ended.
-        """
-        communicator = self._views.at_work(view_id)
-        if self.steps.open is None or communicator is None:
-            return self._tell_why_over(view_id, ended)
-        if unfinished or communicator.running:
-            left = f"the step was left with {max(unfinished, communicator.running)} collectives still running"
-            error = PeerError(left, rank=communicator.rank, node=self.config.node, view=view_id)
-            communicator.fail(error)
-            ended(None, error)
-            return None
-        index, _ = self.steps.open
-        self.steps.voted(view_id)
-        self._member.vote(index, ok=True, digest=digest, groups=groups, now_ns=self._now_ns())
-        self._work()
-        return self.decision(view_id, index, ended, timeout=timeout)
-
-    def _tell_why_over(self, view_id: int, ended: Callable[[None, BaseException], None]) -> Cancellable:
-        """Tell why a view is over, when all ranks are told. A task of its own: no step that goes well needs it."""
-
-        async def wait() -> None:
-            error: BaseException
-            try:
-                error = await self._views.why_over(view_id)
-            except BaseException as raised:  # cancelled; whatever it is, somebody waits
-                error = raised
-            ended(None, error)
-
-        return self._loop.create_task(wait())
-
-    def decision(
-        self,
-        view_id: int,
-        index: int,
-        ended: Callable[[Decision | None, BaseException | None], None],
-        *,
-        timeout: float,
-    ) -> Cancellable:
-        """Wait for what became of a vote.
-
-        The view may be at work all that time, when another rank has not voted yet, or be long over.
-
-        Args:
-            view_id: The view of the vote.
-            index: The coordinator's number of the step.
-            ended: As `quicoll.engine.waiting.Waiting.decision` has it.
-            timeout: Seconds.
-        Returns:
-            The wait, by which it is cancelled.
-        """
-        return self._waiting.decision(
-            lambda: self.steps.decision(view_id, index), timeout, view_id=view_id, ended=ended
-        )
-
-    async def unanswered(self, view_id: int, reason: str) -> tuple[int, int] | None:
-        """Take note that the caller waits no longer for its step.
-
-        Args:
-            view_id: The view of the step.
-            reason: Why, for the other ranks.
-        Returns:
-            (view, index) of its vote, for `decision`; None where it has not voted. Then the view is given up, because
-            it never will.
-        """
-        if self.steps.cast is not None and self.steps.cast[0] == view_id:
-            return self.steps.cast
-        await self.give_up(view_id, reason)
-        return None
 
     async def give_up(self, view_id: int, reason: str) -> None:
         """Break the view because the caller's own code failed inside a step.

@@ -320,7 +320,7 @@ class StepProtocol:
         try:
             await self._keeper.teach(view, timeout=self._context.config.timeout)
             self._check = self._keeper.begin_check()
-            self._runtime.post(partial(self._engine.begin, view.view_id, attempt.number))
+            self._runtime.post(partial(self._engine.voting.begin, view.view_id, attempt.number))
         except (PeerError, Corrupted, Partitioned) as error:
             raise self._aborted(error, attempt.number) from error
         except BaseException as error:
@@ -457,7 +457,7 @@ class StepProtocol:
         """Wait for the decision on a vote in doubt, for at most `timeout` seconds. Raises Partitioned without one."""
         vote = await self._unanswered(doubt.view_id, "left its step before its vote")
         if vote is not None:
-            wait: Begin[Decision] = partial(self._engine.decision, *vote, timeout=timeout)
+            wait: Begin[Decision] = partial(self._engine.voting.decision, *vote, timeout=timeout)
             decision = await self._runtime.begin(wait, self._engine.endpoint)
             if decision.commit:
                 await self.apply(doubt.attempt, decision.index)
@@ -583,7 +583,7 @@ class StepProtocol:
         try:
             digest, groups = self._context.digests(attempt.number)
             vote: Begin[Decision] = partial(
-                self._engine.vote, view_id, digest, groups, timeout=self._hold_timeout, unfinished=unfinished
+                self._engine.voting.vote, view_id, digest, groups, timeout=self._hold_timeout, unfinished=unfinished
             )
             self._context.undecided = attempt.number if attempt.overlap else None
             self._left = self._runtime.begin(vote, self._engine.endpoint)
@@ -652,7 +652,7 @@ class StepProtocol:
     # -- what both ends need -------------------------------------------------------------------------------------
 
     async def _unanswered(self, view_id: int, reason: str) -> tuple[int, int] | None:
-        return await self._runtime.call(self._engine.unanswered(view_id, reason))
+        return await self._runtime.call(self._engine.voting.unanswered(view_id, reason))
 
     async def _give_up(self, view_id: int, reason: str) -> None:
         """End the view for all ranks, because our own code failed. Bounded: the engine only queues a message.

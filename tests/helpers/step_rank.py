@@ -168,6 +168,10 @@ class FakeEngine:
     def observers(self) -> FakeEngine:
         return self
 
+    @property
+    def voting(self) -> FakeEngine:
+        return self
+
     def emit(self, kind: str, **fields: Any) -> None:
         self.calls.append((kind, fields))
 
