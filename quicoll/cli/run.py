@@ -33,6 +33,7 @@ from quicoll.cli.report import open_report, write_report
 from quicoll.cli.trace import write_timeline
 from quicoll.errors import LocalError
 from quicoll.launch.supervisor import Supervisor
+from quicoll.observability.prometheus import demand_prometheus
 from quicoll_transport.security.authority import job_of
 from quicoll_transport.security.credentials import AUTHORITY_FILE, read_certificates
 
@@ -60,7 +61,12 @@ def run_script(
     module: Annotated[bool, typer.Option("-m", "--module", help="SCRIPT is a Python module, as in python -m.")] = False,
     seed: SeedOption = None,
     restarts: Annotated[
-        int, typer.Option(min=0, help="How often each worker that dies is started again, within --restart-window.")
+        int,
+        typer.Option(
+            min=0,
+            help="How often each worker that dies is started again, within --restart-window; not where no "
+            "restart would help.",
+        ),
     ] = 3,
     restart_window: Annotated[float, typer.Option(help="Seconds for which a restart counts.")] = 600.0,
     grace: Annotated[
@@ -119,16 +125,19 @@ def run_script(
 ) -> None:
     """Run a script as several workers: quicoll run -n 4 train.py, or -m package.train, or -- python train.py.
 
-    Exit status 0 when all have ended with 0, 1 when one keeps dying; 143 and 130 after SIGTERM and Ctrl-C: the
+    Exit status 0 when all have ended with 0, 1 when one keeps dying or no restart would help it; 143 and 130 after SIGTERM and Ctrl-C: the
     workers get SIGTERM, and --grace to end in. A second one ends them at once.
     """
     open_report(report)
+    command = [*(_module(script) if module else _program(script)), *(arguments or ())]
+    if metrics is not None and command[0] == sys.executable:  # another program may have packages of its own
+        demand_prometheus(metrics)
     if max_world_size is None and (spares or certs is None):
         max_world_size = workers  # throw-away certificates are there for so many
     # Made by the first worker that writes there.
     traced = None if trace is None else Path(gettempdir(), f"quicoll-trace-{secrets.token_hex(8)}")
     supervisor = Supervisor(
-        [*(_module(script) if module else _program(script)), *(arguments or ())],
+        command,
         workers=workers,
         job=job or (_job_in(certs) if certs is not None else _DEFAULT_JOB),
         certs=certs,

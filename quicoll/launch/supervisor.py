@@ -5,7 +5,8 @@ States of one worker:
     waiting --start--> running --exit 0--> done
        ^                  |
        +---- backoff -----+  died (signal, or other exit status), at most `max_restarts` times within
-                             `restart_window`; then the run has failed
+                             `restart_window`, and only if a restart can help (`quicoll.launch.restarts`); otherwise
+                             the run has failed
 
     done --asked for, after it was told to leave--> running
 
@@ -43,14 +44,15 @@ import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from quicoll.checks import MAX_MEMBERS, MAX_SECONDS, seconds
 from quicoll.config import check_variables
 from quicoll.errors import LocalError
 from quicoll.launch import reaper
 from quicoll.launch.child import Child, describe
-from quicoll.launch.restarts import RestartBudget
+from quicoll.launch.following import CoordinatorEvents, WorkerEvents
+from quicoll.launch.restarts import Death, RestartBudget, hopeless
 from quicoll.launch.running import RunningJob, announce
 from quicoll.membership.operators import OPERATOR, READER
 from quicoll.observability.recording import record_flight
@@ -145,7 +147,8 @@ class Supervisor:
                 coordinator's process, which may be started again, and not the machine, with which the run ends.
             listen: The coordinator's address; port 0 lets it pick one.
             seed: The job's; None takes the journal's or a drawn one, which the coordinator says.
-            max_restarts: How often each node is started again within `restart_window`.
+            max_restarts: How often each node is started again within `restart_window`; not after a failure that no
+                restart mends (`quicoll.launch.restarts`).
             restart_window: Seconds for which a restart counts.
             backoff: Seconds before the first restart, doubled for each further one in the window, up to 10.
             grace: Seconds between the polite signal and SIGKILL.
@@ -304,7 +307,8 @@ class Supervisor:
 
                 def keep(child: Child) -> None:
                     rank = self._workers.index(child)
-                    tasks.append(asyncio.create_task(self._guard(self._keep_worker(rank, child, shared))))
+                    told = WorkerEvents(events / f"{child.node}.jsonl")
+                    tasks.append(asyncio.create_task(self._guard(self._keep_worker(rank, child, shared, told))))
 
                 for child in self._workers:
                     keep(child)
@@ -372,11 +376,10 @@ class Supervisor:
             certs: Directory with the nodes' certificates.
             keep: Starts a worker, and again whenever it dies.
         """
-        _, offset = _events_after(report, 0)
+        coordinator = CoordinatorEvents(report)
         while True:
             await asyncio.sleep(_FOLLOW_S)
-            events, offset = _events_after(report, offset)
-            for event in events:
+            for event in coordinator.read():
                 if event.get("kind") == "node_dismissed":
                     for child in self._workers:
                         if child.node == event["peer"]:
@@ -405,7 +408,7 @@ class Supervisor:
             lacking -= 1
             keep(child)
 
-    async def _keep_worker(self, rank: int, child: Child, shared: Mapping[str, str]) -> None:
+    async def _keep_worker(self, rank: int, child: Child, shared: Mapping[str, str], told: WorkerEvents) -> None:
         world = str(self._wanted)
         stands_by = self._spares or rank >= self._world_size or self._wanted != self._world_size
         fixed = {
@@ -418,10 +421,17 @@ class Supervisor:
             "WORLD_SIZE": world,
             "LOCAL_WORLD_SIZE": world,
         }
+        before = None
         while (status := await child.run(self._command, {**fixed, "QUICOLL_RESTARTS": str(child.restarts)})) != 0:
             self._ended(child, status)
             if not child.dismissed:
+                told.look()
+                death = Death(status=status, last_line=child.last_line, committed=told.committed)
+                if why := hopeless(death, before):
+                    raise _GivenUp(f"{child.node} died with {describe(status)}; giving up: {why}{_last_line(child)}")
+                before = death
                 await self._before_restart(child, status)
+                told.begin()
             if child.dismissed:  # which may be heard of a moment after its end
                 self._say(child.node, f"ended with {describe(status)} and is not started again")
                 break
@@ -439,8 +449,7 @@ class Supervisor:
         if wait is None:
             times = child.budget.recent
             how = f"{times} times within {self._restart_window:g} s, the last time " if times > 1 else ""
-            said = f"; its last line: {child.last_line}" if child.last_line else ""
-            raise _GivenUp(f"{child.node} died {how}with {describe(status)}; giving up{said}")
+            raise _GivenUp(f"{child.node} died {how}with {describe(status)}; giving up{_last_line(child)}")
         child.restarts += 1
         self._say(child.node, f"died with {describe(status)}; start {child.restarts + 1} in {wait:g} s")
         await asyncio.sleep(wait)
@@ -535,18 +544,13 @@ class Supervisor:
             self._watcher.stdin.write(f"{line}\n".encode())
 
 
+def _last_line(child: Child) -> str:
+    return f"; its last line: {child.last_line}" if child.last_line else ""
+
+
 def _worker(number: int) -> str:
     """Return the name of a worker's node."""
     return f"worker-{number}"
-
-
-def _events_after(report: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
-    """Return the events that were written after `offset` bytes, and where they end."""
-    with open(report, "rb") as file:
-        file.seek(offset)
-        data = file.read()
-    whole = data[: data.rfind(b"\n") + 1]  # what follows the last newline is still being written
-    return [json.loads(line) for line in whole.splitlines()], offset + len(whole)
 
 
 def _listening(report: Path, offset: int) -> str | None:

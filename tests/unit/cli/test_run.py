@@ -113,3 +113,14 @@ def test_the_options_reach_the_supervisor_and_the_seed_has_a_variable(monkeypatc
     assert [options[name] for name in ("seed", "max_restarts", "restart_window", "grace")] == [7, 1, 60.0, 2.0]
     started("--seed", "8", "x.py")
     assert Recorder.given[1]["seed"] == 8
+
+
+def test_what_an_option_needs_is_looked_for_before_anything_is_started(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--metrics", "45123", "x.py"])
+    assert ended.value.code == 2
+    assert "prometheus_client is not installed: pip install 'quicoll[metrics]'" in capsys.readouterr().err
+    assert started("--metrics", "45123", "--", "tool") == [str(Path.cwd() / "tool")]
