@@ -160,6 +160,7 @@ def run_script(
             **({} if traced is None else {"QUICOLL_TRACE_DIR": str(traced)}),
             **({} if metrics is None else {"QUICOLL_METRICS": metrics}),
         },
+        narrate=True,
         output=_Painter(supervised=workers + spares, err=str(report) == "-"),
     )
     try:

@@ -75,11 +75,11 @@ class WorkerEvents:
         for line in self._tail.lines():
             if _COMMITTED in line:
                 self.committed = True
-            elif _RECEIVED in line:
+            elif any(mark in line for mark in _TOLD):
                 self._kept.append(json.loads(line))
 
     def read(self) -> list[dict[str, Any]]:
-        """Return the new events that say that a state was received, the oldest first."""
+        """Return the new events that are told to who watches, the oldest first."""
         self.look()
         kept, self._kept = self._kept, []
         return kept
@@ -91,4 +91,4 @@ def _mark(kind: str) -> bytes:
 
 
 _COMMITTED = _mark("step_committed")
-_RECEIVED = _mark("state_received")
+_TOLD = [_mark(kind) for kind in ("view_installed", "step_aborted", "state_received")]

@@ -52,6 +52,7 @@ from quicoll.errors import LocalError
 from quicoll.launch import reaper
 from quicoll.launch.child import Child, describe
 from quicoll.launch.following import CoordinatorEvents, WorkerEvents
+from quicoll.launch.narration import Narrator
 from quicoll.launch.restarts import Death, RestartBudget, hopeless
 from quicoll.launch.running import RunningJob, announce
 from quicoll.membership.operators import OPERATOR, READER
@@ -129,6 +130,7 @@ class Supervisor:
         coordinator_options: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
         output: Callable[[str, str], None] | None = None,
+        narrate: bool = False,
         coordinator: Sequence[str] | None = None,
     ) -> None:
         """Say what is to be run; `run` does it.
@@ -158,6 +160,7 @@ class Supervisor:
             coordinator_options: More options of `quicoll coordinator`.
             environment: For the workers, on top of this process's.
             output: Called with (node, line) for every line that a child writes; one that raises ends the run.
+            narrate: Whether aborted steps, views after the first, and states that came back are lines of output too.
             coordinator: Command to run instead of our coordinator.
         Raises:
             LocalError: A setting makes no sense.
@@ -198,6 +201,7 @@ class Supervisor:
         self._lost_after = lost_after
         self._environment = dict(environment or {})
         self._output = output or _print_line
+        self._narrator = Narrator() if narrate else None
         self._coordinator_command = list(coordinator) if coordinator is not None else None
 
         def child(node: str) -> Child:
@@ -212,6 +216,7 @@ class Supervisor:
         self._spares = spares
         self._most = workers + spares if most is None else most
         self._coordinator_options = list(coordinator_options)
+        self._told: dict[str, WorkerEvents] = {}
         self._address: str | None = None
         self._ended_by: signal.Signals | None = None
         self._outcome: asyncio.Future[str]
@@ -307,7 +312,7 @@ class Supervisor:
 
                 def keep(child: Child) -> None:
                     rank = self._workers.index(child)
-                    told = WorkerEvents(events / f"{child.node}.jsonl")
+                    told = self._told.setdefault(child.node, WorkerEvents(events / f"{child.node}.jsonl"))
                     tasks.append(asyncio.create_task(self._guard(self._keep_worker(rank, child, shared, told))))
 
                 for child in self._workers:
@@ -319,6 +324,7 @@ class Supervisor:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._end(self._workers)
+            self._narrate()
             await self._end([self._coordinator])
             if self._flight is not None:
                 self._flight.close()
@@ -369,7 +375,7 @@ class Supervisor:
             await self._before_restart(child, status)
 
     async def _follow(self, report: Path, certs: Path, keep: Callable[[Child], None]) -> None:
-        """Start workers as they are asked for, and note who is told to leave: by the coordinator's events from now on.
+        """Start workers as they are asked for, note who is told to leave, narrate: by events from now on.
 
         Args:
             report: The file of events.
@@ -379,6 +385,7 @@ class Supervisor:
         coordinator = CoordinatorEvents(report)
         while True:
             await asyncio.sleep(_FOLLOW_S)
+            self._narrate()
             for event in coordinator.read():
                 if event.get("kind") == "node_dismissed":
                     for child in self._workers:
@@ -387,6 +394,14 @@ class Supervisor:
                             self._say(child.node, "is told to leave the job")
                 elif event.get("kind") == "scale_asked":
                     self._scale(int(event["world_size"]), event["leave"], certs, keep)
+
+    def _narrate(self) -> None:
+        """Say what workers have told since the last time."""
+        told = [event for events in self._told.values() for event in events.read()]
+        if self._narrator is not None:
+            for event in sorted(told, key=lambda event: float(event["t"])):
+                if line := self._narrator.line(event):
+                    self._say(COORDINATOR, line)
 
     def _scale(self, wanted: int, leave: Sequence[str], certs: Path, keep: Callable[[Child], None]) -> None:
         """Start as many workers as the job lacks to have `wanted` ranks, and the spares."""

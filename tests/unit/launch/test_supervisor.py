@@ -317,6 +317,20 @@ async def test_a_commit_of_the_process_before_does_not_count_for_the_next(run: R
     assert outcome.restarts["worker-0"] == 2, "the first had a step, the second and the third had none"
 
 
+async def test_a_supervisor_that_narrates_says_what_workers_have_told(run: Run) -> None:
+    worker = """
+        import json, os
+        with open(os.path.join(os.environ["QUICOLL_EVENTS"], os.environ["QUICOLL_NODE"] + ".jsonl"), "a") as file:
+            told = {"t": 1.0, "node": os.environ["QUICOLL_NODE"], "kind": "step_aborted", "step": 7, "view": 1}
+            file.write(json.dumps({**told, "cause": "worker-2 was lost"}) + "\\n")
+    """
+    await run.supervisor(worker, narrate=True).run()
+    assert run.lines == [("coordinator", "step 7 aborted in view 1: worker-2 was lost")]
+    run.lines.clear()
+    await run.supervisor(worker).run()
+    assert run.lines == []
+
+
 async def test_a_broken_rule_before_the_first_step_is_no_reason_for_a_restart(run: Run) -> None:
     outcome = await run.supervisor(
         "from quicoll.errors import LocalError; raise LocalError('shards is 1 or more')", workers=1
