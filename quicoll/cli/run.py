@@ -125,8 +125,9 @@ def run_script(
 ) -> None:
     """Run a script as several workers: quicoll run -n 4 train.py, or -m package.train, or -- python train.py.
 
-    Exit status 0 when all have ended with 0, 1 when one keeps dying or no restart would help it; 143 and 130 after SIGTERM and Ctrl-C: the
-    workers get SIGTERM, and --grace to end in. A second one ends them at once.
+    Exit status 0 when all have ended with 0, also where none of them has joined the job, which a warning says; 1 when
+    one keeps dying or no restart would help it; 143 and 130 after SIGTERM and Ctrl-C: the workers get SIGTERM, and
+    --grace to end in. A second one ends them at once.
     """
     open_report(report)
     command = [*(_module(script) if module else _program(script)), *(arguments or ())]
@@ -136,10 +137,11 @@ def run_script(
         max_world_size = workers  # throw-away certificates are there for so many
     # Made by the first worker that writes there.
     traced = None if trace is None else Path(gettempdir(), f"quicoll-trace-{secrets.token_hex(8)}")
+    named = job or (_job_in(certs) if certs is not None else _DEFAULT_JOB)
     supervisor = Supervisor(
         command,
         workers=workers,
-        job=job or (_job_in(certs) if certs is not None else _DEFAULT_JOB),
+        job=named,
         certs=certs,
         events=events,
         qlog=qlog,
@@ -172,6 +174,11 @@ def run_script(
             shutil.rmtree(traced, ignore_errors=True)
     ended = {"exit_status": outcome.exit_status, "reason": outcome.reason, "restarts": dict(outcome.restarts)}
     write_report(report, ended)
+    if not outcome.exit_status and not outcome.joined:
+        copies = "1 process" if workers + spares == 1 else f"{workers + spares} processes, each by itself"
+        typer.echo(
+            f"quicoll: nobody has joined job {named}: {script} ran as {copies}; does it call quicoll.join()?", err=True
+        )
     if outcome.reason:
         typer.echo(f"quicoll: {outcome.reason}", err=True)
         if flight is not None and outcome.exit_status == 1:

@@ -53,6 +53,7 @@ class WorkerEvents:
 
     Attributes:
         committed: Whether the present process has committed a step, as far as it was read.
+        heard: Whether any of them has told anything, as far as it was read: each that joins says where it listens.
     """
 
     def __init__(self, path: Path) -> None:
@@ -64,6 +65,7 @@ class WorkerEvents:
         self._tail = _Tail(path)
         self._kept: list[dict[str, Any]] = []
         self.committed = False
+        self.heard = False
 
     def begin(self) -> None:
         """Forget what an earlier process has committed: a new one is about to start."""
@@ -73,6 +75,7 @@ class WorkerEvents:
     def look(self) -> None:
         """Read on; what is found is kept for `read`."""
         for line in self._tail.lines():
+            self.heard = True
             if _COMMITTED in line:
                 self.committed = True
             elif any(mark in line for mark in _TOLD):

@@ -93,11 +93,13 @@ class RunExit:
         exit_status: 0 when every worker was done, 1 when one kept dying, 128 + number of the signal that ended it.
         reason: One sentence, "" for success.
         restarts: How often each node was started again, by node.
+        joined: Whether a worker has joined the job, or has tried to.
     """
 
     exit_status: int
     reason: str
     restarts: Mapping[str, int]
+    joined: bool = True
 
 
 class _GivenUp(Exception):
@@ -217,6 +219,7 @@ class Supervisor:
         self._most = workers + spares if most is None else most
         self._coordinator_options = list(coordinator_options)
         self._told: dict[str, WorkerEvents] = {}
+        self._joined = False
         self._address: str | None = None
         self._ended_by: signal.Signals | None = None
         self._outcome: asyncio.Future[str]
@@ -333,7 +336,7 @@ class Supervisor:
             return RunExit(
                 exit_status=128 + self._ended_by, reason=f"ended by {self._ended_by.name}", restarts=restarts
             )
-        return RunExit(exit_status=1 if reason else 0, reason=reason, restarts=restarts)
+        return RunExit(exit_status=1 if reason else 0, reason=reason, restarts=restarts, joined=self._joined)
 
     async def _guard(self, keeping: Coroutine[None, None, None]) -> None:
         """Let the first failure decide the run."""
@@ -387,6 +390,7 @@ class Supervisor:
             await asyncio.sleep(_FOLLOW_S)
             self._narrate()
             for event in coordinator.read():
+                self._joined |= event.get("kind") == "node_joined"
                 if event.get("kind") == "node_dismissed":
                     for child in self._workers:
                         if child.node == event["peer"]:
@@ -398,6 +402,7 @@ class Supervisor:
     def _narrate(self) -> None:
         """Say what workers have told since the last time."""
         told = [event for events in self._told.values() for event in events.read()]
+        self._joined |= any(events.heard for events in self._told.values())
         if self._narrator is not None:
             for event in sorted(told, key=lambda event: float(event["t"])):
                 if line := self._narrator.line(event):

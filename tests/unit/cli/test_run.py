@@ -17,12 +17,13 @@ class Recorder:
     """Takes what a supervisor takes, and starts nothing."""
 
     given: tuple[list[str], dict[str, Any]]
+    joined = True
 
     def __init__(self, command: list[str], **options: Any) -> None:
         Recorder.given = (command, options)
 
     async def run(self) -> RunExit:
-        return RunExit(exit_status=0, reason="", restarts={})
+        return RunExit(exit_status=0, reason="", restarts={}, joined=Recorder.joined)
 
 
 @pytest.fixture(autouse=True)
@@ -124,3 +125,15 @@ def test_what_an_option_needs_is_looked_for_before_anything_is_started(
     assert ended.value.code == 2
     assert "prometheus_client is not installed: pip install 'quicoll[metrics]'" in capsys.readouterr().err
     assert started("--metrics", "45123", "--", "tool") == [str(Path.cwd() / "tool")]
+
+
+def test_a_script_of_which_nobody_joins_ends_well_and_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started("x.py")
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(Recorder, "joined", False)
+    started("-n", "3", "x.py")
+    assert capsys.readouterr().err == (
+        "quicoll: nobody has joined job local: x.py ran as 3 processes, each by itself; does it call quicoll.join()?\n"
+    )

@@ -324,11 +324,16 @@ async def test_a_supervisor_that_narrates_says_what_workers_have_told(run: Run) 
             told = {"t": 1.0, "node": os.environ["QUICOLL_NODE"], "kind": "step_aborted", "step": 7, "view": 1}
             file.write(json.dumps({**told, "cause": "worker-2 was lost"}) + "\\n")
     """
-    await run.supervisor(worker, narrate=True).run()
+    assert (await run.supervisor(worker, narrate=True).run()).joined
     assert run.lines == [("coordinator", "step 7 aborted in view 1: worker-2 was lost")]
     run.lines.clear()
     await run.supervisor(worker).run()
     assert run.lines == []
+
+
+async def test_a_run_of_which_nobody_tells_anything_has_joined_nothing(run: Run) -> None:
+    outcome = await run.supervisor("print('alone')").run()
+    assert (outcome.exit_status, outcome.joined) == (0, False)
 
 
 async def test_a_broken_rule_before_the_first_step_is_no_reason_for_a_restart(run: Run) -> None:
