@@ -121,6 +121,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Engine"]
 
+_NAMED = 4
+"""Operations that an error names."""
+
 
 def announced_address(config: Config, bound: Address) -> tuple[str, int]:
     """Return where other ranks are told to send to: `advertise`, or what is bound."""
@@ -436,7 +439,7 @@ class Engine:
         ended: Callable[[Decision | None, BaseException | None], None],
         *,
         timeout: float,
-        unfinished: int,
+        unfinished: tuple[str, ...],
     ) -> Cancellable | None:
         """Vote for the open step and wait for the decision.
 
@@ -450,7 +453,7 @@ class Engine:
             ended: Called once, with what became of the vote or with an error: as `decision` has them, or why the view
                 broke before the vote; nothing was voted for then.
             timeout: Seconds to wait.
-            unfinished: The step's operations that had not ended when the digest was made.
+            unfinished: The names of the step's operations that had not ended when the digest was made.
         Returns:
             The wait, by which it is cancelled; None where it has ended.
         """
@@ -458,8 +461,12 @@ class Engine:
         if self.steps.open is None or communicator is None:
             return self._tell_why_over(view_id, ended)
         if unfinished or communicator.running:
-            left = f"the step was left with {max(unfinished, communicator.running)} collectives still running"
-            error = PeerError(left, rank=communicator.rank, node=self.config.node, view=view_id)
+            error = PeerError(
+                _left_running(unfinished, communicator.running),
+                rank=communicator.rank,
+                node=self.config.node,
+                view=view_id,
+            )
             communicator.fail(error)
             ended(None, error)
             return None
@@ -864,3 +871,12 @@ class Engine:
         self.steps.broke(view.view_id, error.message, self._views.lost)
         self._work()
         self._waiting.wake()
+
+
+def _left_running(unfinished: tuple[str, ...], running: int) -> str:
+    """Return that a step was left too early. running: collectives of the view, where none is known by its name."""
+    if not unfinished:
+        return f"the step was left with {running} collective{'' if running == 1 else 's'} still running"
+    more = f" and {len(unfinished) - _NAMED} more" if len(unfinished) > _NAMED else ""
+    it = "it" if len(unfinished) == 1 else "them"
+    return f"the step was left with {', '.join(unfinished[:_NAMED])}{more} still running: await {it} inside of the step"
