@@ -171,7 +171,7 @@ class _Cluster:
         found = None
         while found is None:
             try:
-                found = find_job(None, None, os.getpid())
+                found = find_job(None, None, str(os.getpid()))
             except LocalError:  # it is not announced yet
                 await asyncio.sleep(_LOOK_S)
         async with watch_job(found, None) as watch:

@@ -41,6 +41,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -189,6 +190,9 @@ class Supervisor:
         if certs is not None and not certs.is_dir():
             raise LocalError(f"there is no directory of certificates at {certs}")
         self._command = list(command) if isinstance(command, Sequence) else command
+        words = list(command) if isinstance(command, Sequence) else []
+        # For people: what stands behind Python, or whatever else is run.
+        self._script = next((word for word in words if word not in (sys.executable, "-m")), "")
         self._job = job
         self._certs = certs
         self._events = events
@@ -310,8 +314,17 @@ class Supervisor:
                 host = _LOOPBACK.get(host, host)
                 shared["QUICOLL_COORDINATOR"] = format_address((host, port))
                 shared["QUICOLL_LISTEN"] = format_address((host, 0))
-                run = RunningJob(pid=os.getpid(), job=self._job, coordinator=shared["QUICOLL_COORDINATOR"], certs=certs)
+                run = RunningJob(
+                    pid=os.getpid(),
+                    job=self._job,
+                    coordinator=shared["QUICOLL_COORDINATOR"],
+                    certs=certs,
+                    script=self._script,
+                    started=time.time(),
+                )
                 announce(temporary, run)
+                if self._narrator is not None:
+                    self._say(COORDINATOR, f"to look at this run: quicoll top --run {run.pid}")
 
                 def keep(child: Child) -> None:
                     rank = self._workers.index(child)

@@ -325,7 +325,10 @@ async def test_a_supervisor_that_narrates_says_what_workers_have_told(run: Run) 
             file.write(json.dumps({**told, "cause": "worker-2 was lost"}) + "\\n")
     """
     assert (await run.supervisor(worker, narrate=True).run()).joined
-    assert run.lines == [("coordinator", "step 7 aborted in view 1: worker-2 was lost")]
+    assert run.lines == [
+        ("coordinator", f"to look at this run: quicoll top --run {os.getpid()}"),
+        ("coordinator", "step 7 aborted in view 1: worker-2 was lost"),
+    ]
     run.lines.clear()
     await run.supervisor(worker).run()
     assert run.lines == []
