@@ -39,6 +39,7 @@ import xxhash
 from quicoll.checks import seconds
 from quicoll.collectives.operation import flattened
 from quicoll.collectives.subgroups import is_derived
+from quicoll.engine.answers import NO_LOOP
 from quicoll.engine.rows import NearCall
 from quicoll.errors import LocalError, PeerError, QuicollError
 from quicoll.membership.messages import MAX_GROUPS
@@ -270,7 +271,7 @@ class CallContext:
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            raise LocalError("no event loop is running here; use quicoll.blocking in synchronous code") from None
+            raise LocalError(NO_LOOP) from None
         self.demand_own_process()
         pending = self._issue(operation, timeout, self.runtime.begin, in_loop=True)
         if pending.entry is not None:
