@@ -150,7 +150,7 @@ def coordinator(
             typer.echo(f"no view: {event.fields['cause']}")
         waiting.take(event)
         if event.kind == "job_done":
-            typer.echo(f"job {job} is done at step {event.fields['step']}; nodes that come later are told so")
+            typer.echo(f"job {job} is done at step {event.fields['step']}")
 
     start = partial(
         serve,

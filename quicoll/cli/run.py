@@ -48,6 +48,7 @@ def register(app: typer.Typer) -> None:
 
 
 def run_script(
+    context: typer.Context,
     script: Annotated[
         str,
         typer.Argument(
@@ -130,6 +131,14 @@ def run_script(
     --grace to end in. A second one ends them at once.
     """
     open_report(report)
+    behind = next((word for word in arguments or () if word.partition("=")[0] in ("-n", "--workers")), None)
+    source = context.get_parameter_source("workers")
+    if behind is not None and source is not None and source.name == "DEFAULT":
+        typer.echo(
+            f"quicoll: {behind} behind {script} is an argument of the script; workers are set before it: "
+            f"quicoll run -n N {script}",
+            err=True,
+        )
     command = [*(_module(script) if module else _program(script)), *(arguments or ())]
     if metrics is not None and command[0] == sys.executable:  # another program may have packages of its own
         demand_prometheus(metrics)

@@ -137,3 +137,14 @@ def test_a_script_of_which_nobody_joins_ends_well_and_with_a_warning(
     assert capsys.readouterr().err == (
         "quicoll: nobody has joined job local: x.py ran as 3 processes, each by itself; does it call quicoll.join()?\n"
     )
+
+
+@pytest.mark.parametrize("behind", [["-n", "3"], ["--workers=3"], ["--lr", "1", "--workers", "3"]])
+def test_an_option_for_workers_behind_the_script_goes_to_it_with_a_hint(
+    behind: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert started("x.py", *behind)[-len(behind) :] == behind
+    said = capsys.readouterr().err
+    assert "behind x.py is an argument of the script; workers are set before it: quicoll run -n N x.py" in said
+    started("-n", "2", "x.py", *behind)
+    assert capsys.readouterr().err == "", "who has set it before knows"
