@@ -15,8 +15,8 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, get_args, get_origin
 
-from typer.main import get_command
 import typer
+from typer.main import get_command
 from typer.models import ArgumentInfo, OptionInfo
 
 from quicoll.cli.app import app
