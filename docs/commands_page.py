@@ -15,6 +15,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, get_args, get_origin
 
+import typer
 from typer.main import get_command
 from typer.models import ArgumentInfo, OptionInfo
 
@@ -67,7 +68,8 @@ def _examples(name: str) -> Iterator[str]:
 def _declared(path: str, callback: Any, rest: str = "") -> Iterator[str]:
     # What the functions declare, and not what typer keeps of it, which is its own affair and differs by version.
     function = inspect.unwrap(callback)
-    parameters = [Declared.read(each) for each in inspect.signature(function, eval_str=True).parameters.values()]
+    given = inspect.signature(function, eval_str=True).parameters.values()
+    parameters = [Declared.read(each) for each in given if each.annotation is not typer.Context]
     given = [each for each in parameters if isinstance(each.info, ArgumentInfo)]
     options = [each for each in parameters if isinstance(each.info, OptionInfo) and not each.info.hidden]
     words = "".join(f" {each.names}" for each in given) + (f" {rest}" if rest else "")

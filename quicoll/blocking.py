@@ -465,12 +465,18 @@ class _Home:
         if self._closed:
             return "the job is closed"
         if threading.get_ident() != self._thread:
-            return "called from another thread than the one that joined: a job belongs to its thread"
+            return (
+                "called from another thread than the one that joined: a job belongs to its thread; hand the work to "
+                "that one, for instance by a queue.Queue, and call the job there"
+            )
         try:
             asyncio.get_running_loop()
         except RuntimeError:
             return ""
-        return "called from within another call, or where an event loop is running: there nothing may block"
+        return (
+            "called from within another call, or where an event loop is running: there nothing may block; call it "
+            "after that, or join by `async with quicoll.join(...)` where the program has a loop"
+        )
 
     def close(self) -> None:
         self._closed = True

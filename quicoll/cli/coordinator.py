@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 __all__ = ["register"]
 
+_TELL_AFTER_S = 5.0
+_TELL_EVERY_S = 300.0
+
 
 def register(app: typer.Typer) -> None:
     """Add the command to the application."""
@@ -125,6 +128,8 @@ def coordinator(
     check_variables(os.environ)
     writer = JsonLines(events / f"{COORDINATOR}.jsonl") if events is not None else None
 
+    waiting = _Waiting(lambda cause: typer.echo(f"waits: {cause}"))
+
     def observe(event: Event) -> None:
         if writer is not None:
             writer(event)
@@ -143,8 +148,9 @@ def coordinator(
             typer.echo(f"forgotten: {', '.join(event.fields['nodes'])}")
         if event.kind == "held" and forget:
             typer.echo(f"no view: {event.fields['cause']}")
+        waiting.take(event)
         if event.kind == "job_done":
-            typer.echo(f"job {job} is done at step {event.fields['step']}; nodes that come later are told so")
+            typer.echo(f"job {job} is done at step {event.fields['step']}")
 
     start = partial(
         serve,
@@ -177,6 +183,34 @@ def coordinator(
             writer.close()
     if ended_by is signal.SIGINT:
         raise KeyboardInterrupt  # everything is closed by now; SIGTERM, of a service manager, is no failure
+
+
+class _Waiting:
+    """Says why there is no view where that lasts: soon, and then ever more rarely. Takes events on the running loop."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._cause = ""
+        self._wait = _TELL_AFTER_S
+        self._timer: asyncio.TimerHandle | None = None
+
+    def take(self, event: Event) -> None:
+        if event.kind == "held":
+            self._cause = event.fields["cause"]
+            if self._timer is None:
+                self._wait = _TELL_AFTER_S
+                self._start()
+        elif event.kind in ("view_proposed", "view_installed", "job_done", "stands_by") and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _start(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(self._wait, self._tell)
+
+    def _tell(self) -> None:
+        self._say(self._cause)
+        self._wait = min(2 * self._wait, _TELL_EVERY_S)
+        self._start()
 
 
 async def _serve(start: Callable[..., Coroutine[Any, Any, None]], *, as_json: bool) -> signal.Signals | None:

@@ -39,6 +39,7 @@ from quicoll.demo.worker import main as work
 from quicoll.demo.worker import prepare
 from quicoll.errors import LocalError
 from quicoll.launch.forked import ForkedProgram, can_fork
+from quicoll.launch.narration import step_aborted_line, view_line
 from quicoll.launch.supervisor import RunExit, Supervisor
 from quicoll.rendezvous.scratch import scratch_directory
 
@@ -170,7 +171,7 @@ class _Cluster:
         found = None
         while found is None:
             try:
-                found = find_job(None, None, os.getpid())
+                found = find_job(None, None, str(os.getpid()))
             except LocalError:  # it is not announced yet
                 await asyncio.sleep(_LOOK_S)
         async with watch_job(found, None) as watch:
@@ -256,7 +257,7 @@ class _Story:
                 node.view, node.state, node.rank = fields["view"], "training", members.index(moment.node)
                 if fields["view"] not in self.views:
                     self.views[fields["view"]] = members
-                    self.say(f"view {fields['view']}: {len(members)} members, {', '.join(members)}", at=moment.t)
+                    self.say(view_line(fields["view"], members), at=moment.t)
             case "step_committed":
                 node.step = max(node.step, fields["step"])
                 if fields["step"] > self.committed:
@@ -267,7 +268,8 @@ class _Story:
                 if (fields["step"], fields["view"]) not in self.aborted:
                     lost = ", ".join(fields.get("lost") or ()) or "nobody lost"
                     self.aborted[fields["step"], fields["view"]] = lost
-                    self.say(f"step {fields['step']} aborted in view {fields['view']}: {fields['cause']}", at=moment.t)
+                    said = step_aborted_line(fields["step"], fields["view"], fields["cause"])
+                    self.say(said, at=moment.t)
             case "fault":
                 self.fault(FaultMark(t=moment.t, node=moment.node, cause="network cut"))
                 self.say(f"step {node.step}: {moment.node} cuts its own network for {CUT_FOR_S:g} s", at=moment.t)

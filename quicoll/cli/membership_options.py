@@ -80,8 +80,10 @@ CoordinatorOption = Annotated[
     ),
 ]
 RunOption = Annotated[
-    int | None,
-    typer.Option(metavar="PID", help="Process of the `quicoll run` that is meant, where there are several."),
+    str | None,
+    typer.Option(
+        metavar="PID|JOB", help="Process, or job, of the `quicoll run` that is meant, where there are several."
+    ),
 ]
 LookCertsOption = Annotated[
     Path | None,
@@ -118,7 +120,7 @@ class FoundJob(NamedTuple):
     of_run: bool
 
 
-def find_job(coordinator: str | None, certs: Path | None, run: int | None) -> FoundJob:
+def find_job(coordinator: str | None, certs: Path | None, run: str | None) -> FoundJob:
     """Return how the job is reached that these options name.
 
     Args:

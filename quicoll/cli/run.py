@@ -33,6 +33,7 @@ from quicoll.cli.report import open_report, write_report
 from quicoll.cli.trace import write_timeline
 from quicoll.errors import LocalError
 from quicoll.launch.supervisor import Supervisor
+from quicoll.observability.prometheus import demand_prometheus
 from quicoll_transport.security.authority import job_of
 from quicoll_transport.security.credentials import AUTHORITY_FILE, read_certificates
 
@@ -47,6 +48,7 @@ def register(app: typer.Typer) -> None:
 
 
 def run_script(
+    context: typer.Context,
     script: Annotated[
         str,
         typer.Argument(
@@ -60,7 +62,12 @@ def run_script(
     module: Annotated[bool, typer.Option("-m", "--module", help="SCRIPT is a Python module, as in python -m.")] = False,
     seed: SeedOption = None,
     restarts: Annotated[
-        int, typer.Option(min=0, help="How often each worker that dies is started again, within --restart-window.")
+        int,
+        typer.Option(
+            min=0,
+            help="How often each worker that dies is started again, within --restart-window; not where no "
+            "restart would help.",
+        ),
     ] = 3,
     restart_window: Annotated[float, typer.Option(help="Seconds for which a restart counts.")] = 600.0,
     grace: Annotated[
@@ -119,18 +126,31 @@ def run_script(
 ) -> None:
     """Run a script as several workers: quicoll run -n 4 train.py, or -m package.train, or -- python train.py.
 
-    Exit status 0 when all have ended with 0, 1 when one keeps dying; 143 and 130 after SIGTERM and Ctrl-C: the
-    workers get SIGTERM, and --grace to end in. A second one ends them at once.
+    Exit status 0 when all have ended with 0, also where none of them has joined the job, which a warning says; 1 when
+    one keeps dying or no restart would help it; 143 and 130 after SIGTERM and Ctrl-C: the workers get SIGTERM, and
+    --grace to end in. A second one ends them at once.
     """
     open_report(report)
+    behind = next((word for word in arguments or () if word.partition("=")[0] in ("-n", "--workers")), None)
+    source = context.get_parameter_source("workers")
+    if behind is not None and source is not None and source.name == "DEFAULT":
+        typer.echo(
+            f"quicoll: {behind} behind {script} is an argument of the script; workers are set before it: "
+            f"quicoll run -n N {script}",
+            err=True,
+        )
+    command = [*(_module(script) if module else _program(script)), *(arguments or ())]
+    if metrics is not None and command[0] == sys.executable:  # another program may have packages of its own
+        demand_prometheus(metrics)
     if max_world_size is None and (spares or certs is None):
         max_world_size = workers  # throw-away certificates are there for so many
     # Made by the first worker that writes there.
     traced = None if trace is None else Path(gettempdir(), f"quicoll-trace-{secrets.token_hex(8)}")
+    named = job or (_job_in(certs) if certs is not None else _DEFAULT_JOB)
     supervisor = Supervisor(
-        [*(_module(script) if module else _program(script)), *(arguments or ())],
+        command,
         workers=workers,
-        job=job or (_job_in(certs) if certs is not None else _DEFAULT_JOB),
+        job=named,
         certs=certs,
         events=events,
         qlog=qlog,
@@ -151,6 +171,7 @@ def run_script(
             **({} if traced is None else {"QUICOLL_TRACE_DIR": str(traced)}),
             **({} if metrics is None else {"QUICOLL_METRICS": metrics}),
         },
+        narrate=True,
         output=_Painter(supervised=workers + spares, err=str(report) == "-"),
     )
     try:
@@ -162,6 +183,11 @@ def run_script(
             shutil.rmtree(traced, ignore_errors=True)
     ended = {"exit_status": outcome.exit_status, "reason": outcome.reason, "restarts": dict(outcome.restarts)}
     write_report(report, ended)
+    if not outcome.exit_status and not outcome.joined:
+        copies = "1 process" if workers + spares == 1 else f"{workers + spares} processes, each by itself"
+        typer.echo(
+            f"quicoll: nobody has joined job {named}: {script} ran as {copies}; does it call quicoll.join()?", err=True
+        )
     if outcome.reason:
         typer.echo(f"quicoll: {outcome.reason}", err=True)
         if flight is not None and outcome.exit_status == 1:

@@ -100,9 +100,9 @@ def _say_json(answer: OperatorAnswer) -> None:
 
 def _say(answer: OperatorAnswer) -> None:
     """One line for each change."""
-    asked = f"{answer.world_size} ranks are asked for"
+    asked = "1 rank is asked for" if answer.world_size == 1 else f"{answer.world_size} ranks are asked for"
     if answer.waiting_for:
-        leaving = f"; {', '.join(answer.leave)} leave" if answer.leave else ""
+        leaving = f", without {', '.join(answer.leave)}" if answer.leave else ""
         typer.echo(f"{asked}{leaving}: {answer.waiting_for}")
     else:
         typer.echo(f"view {answer.view_id} has {len(answer.nodes)} ranks: {', '.join(answer.nodes)}")

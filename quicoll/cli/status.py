@@ -41,9 +41,9 @@ def show_status(
 ) -> None:
     """Say in one line how a running job is; `quicoll top` shows all of it.
 
-    Exit status 0 when it goes on, is idle between two steps, is about to have a view, or is done; 1 when it is held
-    (there can be no view) or stalled (a step is open for longer than is usual); 2 when no coordinator that leads
-    has answered, or for an error.
+    Exit status 0 when it goes on, is idle between two steps, is about to have a view (for the first one nodes have a
+    minute to come), or is done; 1 when it is held (there can be no view) or stalled (a step is open for longer than is
+    usual); 2 when no coordinator that leads has answered, or for an error.
     """
     from quicoll.cli.status_words import facts_of, picture_of
 

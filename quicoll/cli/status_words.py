@@ -179,7 +179,7 @@ def _sentence(status: JobStatus, condition: Condition) -> str:
         case "held":
             return f"held for {duration_words(status.without_ns)}: {status.held}"
         case "forming":
-            return f"forming a view{_unanswered(status)}"
+            return f"forming: {status.held}" if status.held else f"forming a view{_unanswered(status)}"
         case "stalled":
             return f"stalled: {_why_stalled(status)}"
         case "idle":

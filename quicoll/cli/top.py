@@ -177,7 +177,7 @@ class _Top:
         self,
         found: FoundJob,
         *,
-        run: int | None,
+        run: str | None,
         look_as: str | None,
         interval: float,
         timeout: float,

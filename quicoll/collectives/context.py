@@ -39,6 +39,7 @@ import xxhash
 from quicoll.checks import seconds
 from quicoll.collectives.operation import flattened
 from quicoll.collectives.subgroups import is_derived
+from quicoll.engine.answers import NO_LOOP
 from quicoll.engine.rows import NearCall
 from quicoll.errors import LocalError, PeerError, QuicollError
 from quicoll.membership.messages import MAX_GROUPS
@@ -154,6 +155,14 @@ class Pending(Generic[T]):
                     self._result = result
         return self._result
 
+    @property
+    def outcome(self) -> str:
+        """ "taken" once somebody has the result, "failed", or "open"."""
+        if self._result is not _NOTHING:
+            return "taken"
+        future = self.future
+        return "failed" if future.done() and (future.cancelled() or future.exception() is not None) else "open"
+
     def cancelled(self) -> QuicollError:
         """Return the error for those who wait for what another one has cancelled."""
         operation, here = self.operation, self.operation.here
@@ -262,7 +271,7 @@ class CallContext:
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            raise LocalError("no event loop is running here; use quicoll.blocking in synchronous code") from None
+            raise LocalError(NO_LOOP) from None
         self.demand_own_process()
         pending = self._issue(operation, timeout, self.runtime.begin, in_loop=True)
         if pending.entry is not None:
@@ -510,10 +519,10 @@ class CallContext:
             feedback.release()
         self._fed_back.clear()
 
-    def settle(self) -> int:
-        """Note the results that nobody has taken. Return how many of the step's operations have not ended."""
+    def settle(self) -> tuple[str, ...]:
+        """Note the results that nobody has taken. Return the names of the step's operations that have not ended."""
         with self.lock:
-            return sum(not pending.settle() for pending in self._issued.values())
+            return tuple([each.operation.name for each in self._issued.values() if not each.settle()])
 
     def digests(self, step: int) -> tuple[bytes, tuple[tuple[int, bytes], ...]]:
         """Return what is voted with: 16 bytes over the step's number and all recorded results that all ranks have, in

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from quicoll.checks import seconds
 from quicoll.errors import LocalError
@@ -48,6 +48,9 @@ class Handle(Generic[T]):
 
     def __init__(self, pending: Pending[T]) -> None:
         self.pending = pending
+
+    def __repr__(self) -> str:
+        return _described(self, self.pending, "awaited")
 
     def __await__(self) -> Generator[Any, None, T]:
         return self._wait().__await__()
@@ -94,6 +97,9 @@ class BlockingHandle(Generic[T]):
     def __init__(self, pending: Pending[T]) -> None:
         self._pending = pending
 
+    def __repr__(self) -> str:
+        return _described(self, self._pending, "waited for")
+
     def done(self) -> bool:
         """Return whether the operation has ended, well or not."""
         return self._pending.future.done()
@@ -129,3 +135,28 @@ class BlockingHandle(Generic[T]):
             raise pending.cancelled()
         pending.future.result()
         return pending.take()
+
+
+def _described(handle: object, pending: Pending[Any], waited: str) -> str:
+    outcome = {"taken": waited, "failed": "failed", "open": f"not {waited}"}[pending.outcome]
+    future = pending.future  # of the operation's number, which the engine gives
+    number = f"#{future.result()}" if pending.outcome != "failed" and future.done() else ""
+    return f"<{type(handle).__name__} {pending.operation.name}{number}: {outcome}>"
+
+
+def _is_no_result(handle: object, *_: object) -> NoReturn:
+    """What a handle answers that is used as if it were the result."""
+    if isinstance(handle, BlockingHandle):
+        raise TypeError(f"{handle!r} is not the result of the operation: call its wait()")
+    raise TypeError(
+        f"{handle!r} is not the result of the operation: write `await` before the call, or await the handle"
+    )
+
+
+# Given to the classes here and not written in them, where a type checker would take a handle for a number.
+for _each in (Handle, BlockingHandle):
+    for _name in ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow"):
+        setattr(_each, f"__{_name}__", _is_no_result)
+        setattr(_each, f"__r{_name}__", _is_no_result)
+    for _name in ("neg", "float", "int", "getitem", "array", "lt", "le", "gt", "ge"):
+        setattr(_each, f"__{_name}__", _is_no_result)

@@ -40,8 +40,11 @@ def certificates(config: Config, now: datetime | None = None) -> tuple[list[Chec
     """
     now = datetime.now(UTC) if now is None else now
     directory = Path(config.certs)
+    if not directory.is_dir() and config.sources["certs"] == config.sources["coordinator"] == "default":
+        says = f"There is no directory of certificates at {directory}: `quicoll run`, torchrun and Slurm need none."
+        return [note("certificates", says, _make(directory, config, "For several machines otherwise"))], None
     if not directory.is_dir():
-        advice = f"Set certs (QUICOLL_CERTS), or make them: quicoll certs init {directory} --job {config.job}"
+        advice = _make(directory, config, "Set certs (QUICOLL_CERTS), or make them")
         return [wrong("certificates", f"There is no directory of certificates at {directory}.", advice)], None
     findings = _permissions(directory, config.node)
     missing = [path for path in _files(directory, config.node) if not path.exists()]
@@ -113,6 +116,10 @@ def _permissions(directory: Path, node: str) -> list[CheckResult]:
             note("certificates", says, "Keep it on one machine that runs no rank, and remove it elsewhere.")
         )
     return findings
+
+
+def _make(directory: Path, config: Config, where: str) -> str:
+    return f"{where}: quicoll certs init {directory} --job {config.job}"
 
 
 def _advice(reason: str, directory: Path, config: Config) -> str:

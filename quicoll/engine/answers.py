@@ -13,11 +13,12 @@ import concurrent.futures
 import contextlib
 import contextvars
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from quicoll.errors import LocalError
 
 __all__ = [
+    "NO_LOOP",
     "Begin",
     "CallAnswer",
     "Cancellable",
@@ -247,11 +248,17 @@ def attend(answer: Any, *, ends: bool = False) -> None:
         answer.attend(ends=ends)
 
 
+NO_LOOP: Final = (
+    "no event loop is running here: call it from a coroutine on the loop on which the job was joined (from another "
+    "thread, asyncio.run_coroutine_threadsafe takes one there); in synchronous code join by quicoll.blocking"
+)
+
+
 def running_loop() -> asyncio.AbstractEventLoop:
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
-        raise LocalError("no event loop is running here; use quicoll.blocking in synchronous code") from None
+        raise LocalError(NO_LOOP) from None
 
 
 def loop_here() -> asyncio.AbstractEventLoop | None:

@@ -343,6 +343,10 @@ class Engine:
 
         return await self._waiting.view(present, timeout, joining=joining)
 
+    async def what_is_missing(self) -> str:
+        """Return what keeps a view from being formed, as far as it is known; "" where nothing is known to."""
+        return self._waiting.missing()
+
     def collective(
         self,
         view_id: int,

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Voting"]
 
+_NAMED = 4
+"""Operations that an error names."""
+
 
 class Voting:
     """See the module's head."""
@@ -99,7 +102,7 @@ class Voting:
         ended: Callable[[Decision | None, BaseException | None], None],
         *,
         timeout: float,
-        unfinished: int,
+        unfinished: tuple[str, ...],
     ) -> Cancellable | None:
         """Vote for the open step and wait for the decision.
 
@@ -113,7 +116,7 @@ class Voting:
             ended: Called once, with what became of the vote or with an error: as `decision` has them, or why the view
                 broke before the vote; nothing was voted for then.
             timeout: Seconds to wait.
-            unfinished: The step's operations that had not ended when the digest was made.
+            unfinished: The names of the step's operations that had not ended when the digest was made.
         Returns:
             The wait, by which it is cancelled; None where it has ended.
         """
@@ -121,7 +124,7 @@ class Voting:
         if self._outcomes.open is None or communicator is None:
             return self._tell_why_over(view_id, ended)
         if unfinished or communicator.running:
-            left = f"the step was left with {max(unfinished, communicator.running)} collectives still running"
+            left = _left_running(unfinished, communicator.running)
             error = PeerError(left, rank=communicator.rank, node=self._node, view=view_id)
             communicator.fail(error)
             ended(None, error)
@@ -183,3 +186,12 @@ class Voting:
             return self._outcomes.cast
         await self._give_up(view_id, reason)
         return None
+
+
+def _left_running(unfinished: tuple[str, ...], running: int) -> str:
+    """Return that a step was left too early. running: collectives of the view, where none is known by its name."""
+    if not unfinished:
+        return f"the step was left with {running} collective{'' if running == 1 else 's'} still running"
+    more = f" and {len(unfinished) - _NAMED} more" if len(unfinished) > _NAMED else ""
+    it = "it" if len(unfinished) == 1 else "them"
+    return f"the step was left with {', '.join(unfinished[:_NAMED])}{more} still running: await {it} inside of the step"

@@ -112,7 +112,7 @@ class Waiting:
                         return self._over
                     await asyncio.shield(self._changed)
         except TimeoutError:
-            why = self._why_no_view()
+            why = self.missing() or "the view is not complete"
             if joining:
                 raise PeerError(f"not joined within {timeout:g} s: {why}") from None
             raise Partitioned(f"no view within {timeout:g} s: {why}", node=self._node) from None
@@ -178,11 +178,12 @@ class Waiting:
     def _refusal(self) -> str:
         return f"the coordinator refuses this rank: {self._refused}"
 
-    def _why_no_view(self) -> str:
+    def missing(self) -> str:
+        """Return what keeps a view from being formed, as far as it is known; "" where nothing is known to."""
         absence = self._absence()
         if absence and self._default_address:
             absence += "; that is the default address, none was given"
-        return absence or self._held or "the view is not complete"
+        return absence or self._held
 
 
 class _Verdict:

@@ -7,9 +7,11 @@ handlers, the meeting with the other ranks) is held by its job and ends with it.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Unpack
 
@@ -32,6 +34,10 @@ if TYPE_CHECKING:
 
 __all__ = ["attended", "connect", "join"]
 
+log = logging.getLogger("quicoll")
+
+_TELL_AFTER_S = 5.0
+_TELL_EVERY_S = 300.0
 _PATIENCE_S = 1.0  # for the others, of a rank that leaves by an error
 _unclosed = Unclosed()
 
@@ -99,7 +105,7 @@ async def _enter(observer: Observer | None, settings: JoinSettings, unclosed: Un
             # It says what is wrong and what to do; how that was found out is of no interest to who reads the traceback.
             raise error.with_traceback(None) from None
         try:
-            with stop.interrupting():
+            with stop.interrupting(), _telling(engine, runtime, engine.config):
                 view = at_work(await runtime.call(engine.wait_view(config.join_timeout, joining=True)))
         except BaseException:
             await _shut(engine, runtime)
@@ -140,6 +146,33 @@ async def attended(job: Job) -> AsyncIterator[Job]:
         patience = min(job.config.timeout, _PATIENCE_S)
         await job.aclose(reason, patience=patience, finished=False)
         raise
+
+
+@contextmanager
+def _telling(engine: Engine, runtime: Runtime, config: Config) -> Iterator[None]:
+    """Say what is waited for, in the log, while this rank joins: soon, and then ever more rarely.
+
+    Who has started the ranks by hand may have forgotten one, or have named a wrong port, and would hear of it only when
+    `join_timeout` is over.
+    """
+
+    async def tell() -> None:
+        wait = _TELL_AFTER_S
+        while True:
+            await asyncio.sleep(wait)
+            wait = min(2 * wait, _TELL_EVERY_S)
+            try:
+                missing = await runtime.call(engine.what_is_missing())
+            except QuicollError:
+                return  # who waits for the view is told
+            if missing:
+                log.warning("%s: waits: %s (join_timeout %g s)", config.node, missing, config.join_timeout)
+
+    telling = asyncio.create_task(tell())
+    try:
+        yield
+    finally:
+        telling.cancel()
 
 
 def _tell_of_sigterm(flight: FlightRecorder) -> None:

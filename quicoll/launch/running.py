@@ -10,6 +10,7 @@ import json
 import os
 import tempfile
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from pathlib import Path
 
 from quicoll.errors import LocalError
@@ -29,12 +30,20 @@ class RunningJob:
         job: The job's name.
         coordinator: Where its coordinator listens, "host:port".
         certs: Directory with its certificates.
+        script: What its workers run, for people.
+        started: When, in seconds since 1970, for people.
     """
 
     pid: int
     job: str
     coordinator: str
     certs: Path
+    script: str = ""
+    started: float = 0.0
+
+    def __str__(self) -> str:
+        at = f", since {datetime.fromtimestamp(self.started).astimezone():%H:%M:%S}" if self.started else ""
+        return f"--run {self.pid} (job {self.job}{f', {self.script}' if self.script else ''}{at})"
 
 
 def announce(directory: Path, run: RunningJob) -> None:
@@ -49,23 +58,23 @@ def announce(directory: Path, run: RunningJob) -> None:
     unfinished.rename(directory / _FILE)
 
 
-def find_run(pid: int | None = None, *, base: Path | None = None) -> RunningJob:
+def find_run(which: str | None = None, *, base: Path | None = None) -> RunningJob:
     """Return the one run of this user that is at work here.
 
     Args:
-        pid: Of the one that is meant, where there may be several.
+        which: The number of its process, or the name of its job, where there may be several.
         base: Where temporary directories are; None takes the system's place.
     Raises:
         LocalError: There is none, or there are several.
     """
     found = [run for path in living(base or Path(tempfile.gettempdir())) if (run := _read(path / _FILE)) is not None]
-    if pid is not None:
-        found = [run for run in found if run.pid == pid]
+    if which is not None:
+        found = [run for run in found if which in (str(run.pid), run.job)]
     if not found:
-        which = "with that process" if pid is not None else "of this user"
-        raise LocalError(f"no `quicoll run` {which} is at work here; name the job by --coordinator and --certs")
+        meant = "of this user" if which is None else f"with the process or the job {which!r}"
+        raise LocalError(f"no `quicoll run` {meant} is at work here; name the job by --coordinator and --certs")
     if len(found) > 1:
-        runs = ", ".join(f"--run {run.pid} (job {run.job})" for run in found)
+        runs = ", ".join(str(run) for run in sorted(found, key=lambda run: (run.started, run.pid)))
         raise LocalError(f"several runs are at work here; name one: {runs}")
     return found[0]
 
@@ -75,6 +84,6 @@ def _read(path: Path) -> RunningJob | None:
         if path.stat().st_uid != os.geteuid():
             return None
         said = json.loads(path.read_text())
-        return RunningJob(pid=said["pid"], job=said["job"], coordinator=said["coordinator"], certs=Path(said["certs"]))
+        return RunningJob(**{**said, "certs": Path(said["certs"])})
     except (OSError, ValueError, KeyError, TypeError):
         return None  # it has not come so far, or has just ended

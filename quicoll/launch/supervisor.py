@@ -5,7 +5,8 @@ States of one worker:
     waiting --start--> running --exit 0--> done
        ^                  |
        +---- backoff -----+  died (signal, or other exit status), at most `max_restarts` times within
-                             `restart_window`; then the run has failed
+                             `restart_window`, and only if a restart can help (`quicoll.launch.restarts`); otherwise
+                             the run has failed
 
     done --asked for, after it was told to leave--> running
 
@@ -40,17 +41,20 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from quicoll.checks import MAX_MEMBERS, MAX_SECONDS, seconds
 from quicoll.config import check_variables
 from quicoll.errors import LocalError
 from quicoll.launch import reaper
 from quicoll.launch.child import Child, describe
-from quicoll.launch.restarts import RestartBudget
+from quicoll.launch.following import CoordinatorEvents, WorkerEvents
+from quicoll.launch.narration import Narrator
+from quicoll.launch.restarts import Death, RestartBudget, hopeless
 from quicoll.launch.running import RunningJob, announce
 from quicoll.membership.operators import OPERATOR, READER
 from quicoll.observability.recording import record_flight
@@ -90,11 +94,13 @@ class RunExit:
         exit_status: 0 when every worker was done, 1 when one kept dying, 128 + number of the signal that ended it.
         reason: One sentence, "" for success.
         restarts: How often each node was started again, by node.
+        joined: Whether a worker has joined the job, or has tried to.
     """
 
     exit_status: int
     reason: str
     restarts: Mapping[str, int]
+    joined: bool = True
 
 
 class _GivenUp(Exception):
@@ -127,6 +133,7 @@ class Supervisor:
         coordinator_options: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
         output: Callable[[str, str], None] | None = None,
+        narrate: bool = False,
         coordinator: Sequence[str] | None = None,
     ) -> None:
         """Say what is to be run; `run` does it.
@@ -145,7 +152,8 @@ class Supervisor:
                 coordinator's process, which may be started again, and not the machine, with which the run ends.
             listen: The coordinator's address; port 0 lets it pick one.
             seed: The job's; None takes the journal's or a drawn one, which the coordinator says.
-            max_restarts: How often each node is started again within `restart_window`.
+            max_restarts: How often each node is started again within `restart_window`; not after a failure that no
+                restart mends (`quicoll.launch.restarts`).
             restart_window: Seconds for which a restart counts.
             backoff: Seconds before the first restart, doubled for each further one in the window, up to 10.
             grace: Seconds between the polite signal and SIGKILL.
@@ -155,6 +163,7 @@ class Supervisor:
             coordinator_options: More options of `quicoll coordinator`.
             environment: For the workers, on top of this process's.
             output: Called with (node, line) for every line that a child writes; one that raises ends the run.
+            narrate: Whether aborted steps, views after the first, and states that came back are lines of output too.
             coordinator: Command to run instead of our coordinator.
         Raises:
             LocalError: A setting makes no sense.
@@ -181,6 +190,9 @@ class Supervisor:
         if certs is not None and not certs.is_dir():
             raise LocalError(f"there is no directory of certificates at {certs}")
         self._command = list(command) if isinstance(command, Sequence) else command
+        words = list(command) if isinstance(command, Sequence) else []
+        # For people: what stands behind Python, or whatever else is run.
+        self._script = next((word for word in words if word not in (sys.executable, "-m")), "")
         self._job = job
         self._certs = certs
         self._events = events
@@ -195,6 +207,7 @@ class Supervisor:
         self._lost_after = lost_after
         self._environment = dict(environment or {})
         self._output = output or _print_line
+        self._narrator = Narrator() if narrate else None
         self._coordinator_command = list(coordinator) if coordinator is not None else None
 
         def child(node: str) -> Child:
@@ -209,6 +222,8 @@ class Supervisor:
         self._spares = spares
         self._most = workers + spares if most is None else most
         self._coordinator_options = list(coordinator_options)
+        self._told: dict[str, WorkerEvents] = {}
+        self._joined = False
         self._address: str | None = None
         self._ended_by: signal.Signals | None = None
         self._outcome: asyncio.Future[str]
@@ -299,12 +314,22 @@ class Supervisor:
                 host = _LOOPBACK.get(host, host)
                 shared["QUICOLL_COORDINATOR"] = format_address((host, port))
                 shared["QUICOLL_LISTEN"] = format_address((host, 0))
-                run = RunningJob(pid=os.getpid(), job=self._job, coordinator=shared["QUICOLL_COORDINATOR"], certs=certs)
+                run = RunningJob(
+                    pid=os.getpid(),
+                    job=self._job,
+                    coordinator=shared["QUICOLL_COORDINATOR"],
+                    certs=certs,
+                    script=self._script,
+                    started=time.time(),
+                )
                 announce(temporary, run)
+                if self._narrator is not None:
+                    self._say(COORDINATOR, f"to look at this run: quicoll top --run {run.pid}")
 
                 def keep(child: Child) -> None:
                     rank = self._workers.index(child)
-                    tasks.append(asyncio.create_task(self._guard(self._keep_worker(rank, child, shared))))
+                    told = self._told.setdefault(child.node, WorkerEvents(events / f"{child.node}.jsonl"))
+                    tasks.append(asyncio.create_task(self._guard(self._keep_worker(rank, child, shared, told))))
 
                 for child in self._workers:
                     keep(child)
@@ -315,6 +340,7 @@ class Supervisor:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._end(self._workers)
+            self._narrate()
             await self._end([self._coordinator])
             if self._flight is not None:
                 self._flight.close()
@@ -323,7 +349,7 @@ class Supervisor:
             return RunExit(
                 exit_status=128 + self._ended_by, reason=f"ended by {self._ended_by.name}", restarts=restarts
             )
-        return RunExit(exit_status=1 if reason else 0, reason=reason, restarts=restarts)
+        return RunExit(exit_status=1 if reason else 0, reason=reason, restarts=restarts, joined=self._joined)
 
     async def _guard(self, keeping: Coroutine[None, None, None]) -> None:
         """Let the first failure decide the run."""
@@ -365,18 +391,19 @@ class Supervisor:
             await self._before_restart(child, status)
 
     async def _follow(self, report: Path, certs: Path, keep: Callable[[Child], None]) -> None:
-        """Start workers as they are asked for, and note who is told to leave: by the coordinator's events from now on.
+        """Start workers as they are asked for, note who is told to leave, narrate: by events from now on.
 
         Args:
             report: The file of events.
             certs: Directory with the nodes' certificates.
             keep: Starts a worker, and again whenever it dies.
         """
-        _, offset = _events_after(report, 0)
+        coordinator = CoordinatorEvents(report)
         while True:
             await asyncio.sleep(_FOLLOW_S)
-            events, offset = _events_after(report, offset)
-            for event in events:
+            self._narrate()
+            for event in coordinator.read():
+                self._joined |= event.get("kind") == "node_joined"
                 if event.get("kind") == "node_dismissed":
                     for child in self._workers:
                         if child.node == event["peer"]:
@@ -384,6 +411,15 @@ class Supervisor:
                             self._say(child.node, "is told to leave the job")
                 elif event.get("kind") == "scale_asked":
                     self._scale(int(event["world_size"]), event["leave"], certs, keep)
+
+    def _narrate(self) -> None:
+        """Say what workers have told since the last time."""
+        told = [event for events in self._told.values() for event in events.read()]
+        self._joined |= any(events.heard for events in self._told.values())
+        if self._narrator is not None:
+            for event in sorted(told, key=lambda event: float(event["t"])):
+                if line := self._narrator.line(event):
+                    self._say(COORDINATOR, line)
 
     def _scale(self, wanted: int, leave: Sequence[str], certs: Path, keep: Callable[[Child], None]) -> None:
         """Start as many workers as the job lacks to have `wanted` ranks, and the spares."""
@@ -405,7 +441,7 @@ class Supervisor:
             lacking -= 1
             keep(child)
 
-    async def _keep_worker(self, rank: int, child: Child, shared: Mapping[str, str]) -> None:
+    async def _keep_worker(self, rank: int, child: Child, shared: Mapping[str, str], told: WorkerEvents) -> None:
         world = str(self._wanted)
         stands_by = self._spares or rank >= self._world_size or self._wanted != self._world_size
         fixed = {
@@ -418,10 +454,17 @@ class Supervisor:
             "WORLD_SIZE": world,
             "LOCAL_WORLD_SIZE": world,
         }
+        before = None
         while (status := await child.run(self._command, {**fixed, "QUICOLL_RESTARTS": str(child.restarts)})) != 0:
             self._ended(child, status)
             if not child.dismissed:
+                told.look()
+                death = Death(status=status, last_line=child.last_line, committed=told.committed)
+                if why := hopeless(death, before):
+                    raise _GivenUp(f"{child.node} died with {describe(status)}; giving up: {why}{_last_line(child)}")
+                before = death
                 await self._before_restart(child, status)
+                told.begin()
             if child.dismissed:  # which may be heard of a moment after its end
                 self._say(child.node, f"ended with {describe(status)} and is not started again")
                 break
@@ -439,8 +482,7 @@ class Supervisor:
         if wait is None:
             times = child.budget.recent
             how = f"{times} times within {self._restart_window:g} s, the last time " if times > 1 else ""
-            said = f"; its last line: {child.last_line}" if child.last_line else ""
-            raise _GivenUp(f"{child.node} died {how}with {describe(status)}; giving up{said}")
+            raise _GivenUp(f"{child.node} died {how}with {describe(status)}; giving up{_last_line(child)}")
         child.restarts += 1
         self._say(child.node, f"died with {describe(status)}; start {child.restarts + 1} in {wait:g} s")
         await asyncio.sleep(wait)
@@ -535,18 +577,13 @@ class Supervisor:
             self._watcher.stdin.write(f"{line}\n".encode())
 
 
+def _last_line(child: Child) -> str:
+    return f"; its last line: {child.last_line}" if child.last_line else ""
+
+
 def _worker(number: int) -> str:
     """Return the name of a worker's node."""
     return f"worker-{number}"
-
-
-def _events_after(report: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
-    """Return the events that were written after `offset` bytes, and where they end."""
-    with open(report, "rb") as file:
-        file.seek(offset)
-        data = file.read()
-    whole = data[: data.rfind(b"\n") + 1]  # what follows the last newline is still being written
-    return [json.loads(line) for line in whole.splitlines()], offset + len(whole)
 
 
 def _listening(report: Path, offset: int) -> str | None:

@@ -8,7 +8,7 @@ What it means (`condition_of`), for whoever has to decide whether to get up:
     done      the job is done: its ranks have ended
     at work   a view is installed, and steps come
     idle      a view is installed and no step is open: the ranks do something of their own between two steps
-    forming   there is no view, and one is being formed
+    forming   there is no view, and one is being formed; or the first one waits for nodes that have a minute to come
     held      there is no view, and there can be none as things are; `held` says why
     stalled   a step has been open, a view been formed, or the journal not answered, for longer than is usual
 
@@ -59,6 +59,10 @@ _LEAST_PATIENCE_NS: Final = 30 * _SECOND
 _FIRST_PATIENCE_NS: Final = 300 * _SECOND
 _USUAL_STEPS: Final = 10
 _LATE_NS: Final = _SECOND
+_GATHER_NS: Final = 60 * _SECOND
+"""For so long a first view may wait for its nodes: as long as these do (join_timeout), where nobody says otherwise."""
+_WAS_HERE: Final = ("lost", "missing", "gone", "done")
+"""States of nodes that are not here and have been: they are not on their way to a first view."""
 
 _Said = Annotated[str, msgspec.Meta(max_length=_MAX_SAID)]
 _Place = Annotated[str, msgspec.Meta(max_length=MAX_NAME + 6)]
@@ -222,7 +226,7 @@ def condition_of(status: JobStatus, *, patience_ns: int | None = None) -> JobCon
             return "idle" if _rests(status) else "at work"
         return "stalled" if status.open_ns > patience else "at work"
     if status.held:
-        return "held"
+        return "forming" if _gathers(status) else "held"
     return "stalled" if status.without_ns > patience else "forming"
 
 
@@ -264,6 +268,11 @@ def fitting(status: JobStatus, *, most: int = MAX_STATUS) -> bytes:
         kept = tuple(each for at, each in enumerate(status.members) if at not in gone)
         status = msgspec.structs.replace(status, members=kept, unlisted=status.unlisted + len(gone))
     return data
+
+
+def _gathers(status: JobStatus) -> bool:
+    """Whether the nodes of a first view are still on their way: none was ever lost, and they have had little time."""
+    return status.without_ns <= _GATHER_NS and not any(each.state in _WAS_HERE for each in status.members)
 
 
 def _rests(status: JobStatus) -> bool:

@@ -13,7 +13,23 @@ from quicoll.errors import LocalError
 from quicoll.observability.figures import FIGURES
 from quicoll_transport.net.addresses import format_address, parse_address
 
-__all__ = ["PrometheusInstruments"]
+__all__ = ["PrometheusInstruments", "demand_prometheus"]
+
+
+def demand_prometheus(address: str) -> Any:
+    """Return the client's module.
+
+    Args:
+        address: Where figures are to be served, for the error.
+    Raises:
+        LocalError: The package is not there.
+    """
+    try:
+        return import_module("prometheus_client")
+    except ImportError:
+        raise LocalError(
+            f"metrics = {address!r}, and prometheus_client is not installed: pip install 'quicoll[metrics]'"
+        ) from None
 
 
 class PrometheusInstruments:
@@ -29,12 +45,7 @@ class PrometheusInstruments:
         Raises:
             LocalError: The package is not there, or nothing can be served there.
         """
-        try:
-            client: Any = import_module("prometheus_client")
-        except ImportError:
-            raise LocalError(
-                f"metrics = {address!r}, and prometheus_client is not installed: pip install 'quicoll[metrics]'"
-            ) from None
+        client = demand_prometheus(address)
         registry = client.CollectorRegistry()
         self._made: dict[str, Any] = {}
         for figure in FIGURES.values():

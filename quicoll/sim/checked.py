@@ -239,7 +239,7 @@ class CheckedSteps(StepProtocol):
         if self._attempted == self.state.version:
             self._checker.not_committed(self._config.node, self.state.version.step + 1, self._entered, self._tensors())
 
-    async def commit(self, attempt: StepAttempt, view_id: int, unfinished: int) -> None:
+    async def commit(self, attempt: StepAttempt, view_id: int, unfinished: tuple[str, ...]) -> None:
         opened = self._engine.steps.open
         if opened is not None:
             self._checker.voted(self._config.node, view_id, opened[0])

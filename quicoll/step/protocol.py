@@ -525,7 +525,7 @@ class StepProtocol:
         await self._give_up(attempt.view.view_id, reason_of(error))  # the others wait in this step
 
     async def _end(
-        self, attempt: StepAttempt, error: BaseException | None, unfinished: int, check: StateCheck | None
+        self, attempt: StepAttempt, error: BaseException | None, unfinished: tuple[str, ...], check: StateCheck | None
     ) -> None:
         view_id = self._context.view.view_id
         if error is None:
@@ -570,13 +570,14 @@ class StepProtocol:
             await self._give_up(view_id, str(error))
             raise
 
-    async def commit(self, attempt: StepAttempt, view_id: int, unfinished: int) -> None:
+    async def commit(self, attempt: StepAttempt, view_id: int, unfinished: tuple[str, ...]) -> None:
         """Vote for a step, and unless it overlaps with the next one wait for the decision and act on it.
 
         Args:
             attempt: The step.
             view_id: The view in which it ran.
-            unfinished: How many of its operations had not ended when it was left. The engine refuses the vote if any.
+            unfinished: The names of its operations that had not ended when it was left. The engine refuses the vote if
+                there is one.
         """
         # Before the vote: whatever ends the wait, it has been cast or it has not.
         doubt = self._doubt = _Doubt(attempt, view_id)

@@ -336,6 +336,31 @@ async def test_joining_alone_when_two_are_wanted_says_who_is_missing(certs: Path
             assert "1 of 2" in said or "cannot reach the coordinator" in said  # not in so short a time
 
 
+async def test_who_waits_for_others_says_for_whom_while_it_waits(
+    certs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("quicoll.joining.entry._TELL_AFTER_S", 0.01)
+    async with coordinator(certs, tmp_path, world_size=2) as address:
+        waits = asyncio.create_task(joined(address, certs, join_timeout=60.0))
+        while "a: waits: 1 of 2 nodes are here: a (join_timeout 60 s)" not in caplog.messages:
+            assert not waits.done()
+            await asyncio.sleep(0.01)
+        waits.cancel()
+        await asyncio.wait({waits})
+
+
+async def test_who_waits_for_a_coordinator_that_is_not_there_says_so_while_it_waits(
+    certs: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("quicoll.joining.entry._TELL_AFTER_S", 0.01)
+    waits = asyncio.create_task(joined("127.0.0.1:9", certs, join_timeout=60.0))
+    while not any("a: waits: cannot reach the coordinator at 127.0.0.1:9" in said for said in caplog.messages):
+        assert not waits.done()
+        await asyncio.sleep(0.01)
+    waits.cancel()
+    await asyncio.wait({waits})
+
+
 def test_the_blocking_face_has_the_same_names_and_results(certs: Path, tmp_path: Path) -> None:
     import threading
 

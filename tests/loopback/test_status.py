@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from quicoll.errors import LocalError
+from quicoll import join
+from quicoll.cli.status_words import picture_of
+from quicoll.errors import LocalError, PeerError
 from quicoll.launch.supervisor import Supervisor
 from quicoll.membership.service import CoordinatorService, coordinator_config
 from quicoll.membership.serving import serve
@@ -190,17 +192,40 @@ async def listening(events: Path, running: asyncio.Task[Any], lines: list[str]) 
         await asyncio.sleep(0.05)
 
 
-async def test_a_job_without_workers_is_held_in_a_sentence_in_json_and_in_a_table(
+async def come_and_leave(watch: JobWatch, address: str, certs: Path) -> None:
+    """Have one of two nodes join until it gives up, so that the coordinator knows of it."""
+    while (status := (await watch.look(timeout=60.0)).status) is None or "gone" not in states(status).values():
+        with pytest.raises(PeerError, match="not joined within 1 s"):
+            async with join(coordinator=address, certs=str(certs), job="seen", node="worker", join_timeout=1.0):
+                raise AssertionError("there are not two")
+
+
+async def test_a_job_that_nobody_has_joined_yet_is_forming_and_one_that_somebody_has_left_is_held(
+    coordinator: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address, certs = coordinator
+    monkeypatch.setattr("quicoll.membership.status._GATHER_NS", 10**15)  # however long this test takes
+    async with JobWatch(address, certs) as watch:
+        picture = picture_of(await watch.look(timeout=60.0), patience_ns=None)
+        assert picture.sentence == "job seen: forming: 0 of 2 nodes are here"
+        assert picture.exit_status == 0
+        await come_and_leave(watch, address, certs)
+        assert picture_of(await watch.look(timeout=60.0), patience_ns=None).condition == "held"
+
+
+async def test_a_job_that_can_have_no_view_is_held_in_a_sentence_in_json_and_in_a_table(
     coordinator: tuple[str, Path],
 ) -> None:
     address, certs = coordinator
+    async with JobWatch(address, certs) as watch:
+        await come_and_leave(watch, address, certs)
     where = ("--coordinator", address, "--certs", certs, "--timeout", 60)
     said, _ = await command("status", *where, status=1)
     assert said.startswith("job seen: held for ")
-    assert said.endswith("0 of 2 nodes are here: none\n")
+    assert said.endswith("0 of 2 nodes are here\n")
     facts = json.loads((await command("status", *where, "--json", status=1))[0])
     assert (facts["job"], facts["condition"], facts["coordinator"]) == ("seen", "held", address)
-    assert facts["status"]["members"] == []
+    assert [each["state"] for each in facts["status"]["members"]] == ["gone"]
     table, _ = await command("top", *where, status=1)  # no terminal: once
     assert table.splitlines()[0].startswith(" HELD  job seen: for ")
     assert "\x1b" not in table

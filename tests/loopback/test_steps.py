@@ -300,7 +300,7 @@ async def test_leaving_a_step_with_collectives_still_running_aborts_it() -> None
         # rank 1 calls after rank 0 has left, so rank 0's operation cannot have ended
         got = await outcomes(jobs, step)
         assert isinstance(got[0], StepAborted)
-        assert "still running" in str(got[0])
+        assert "the step was left with all_reduce still running: await it inside of the step" in str(got[0])
         assert isinstance(got[1], QuicollError)
         await asyncio.gather(*forgotten, return_exceptions=True)
 

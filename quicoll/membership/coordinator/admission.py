@@ -26,7 +26,7 @@ def shortfall(nodes: Sequence[str], *, history: History, config: CoordinatorConf
     base = history.base
     first = config.world_size if history.wanted is None else min(config.world_size, history.wanted)
     if not base and len(nodes) < first:
-        return f"{len(nodes)} of {first} nodes are here: {name_list(nodes) or 'none'}"
+        return f"{len(nodes)} of {first} nodes are here{': ' if nodes else ''}{name_list(nodes)}"
     if base and not has_quorum(nodes, base):
         missing = [node for node in base if node not in nodes]
         here = len(base) - len(missing)

@@ -157,7 +157,9 @@ def missing(view: View, history: History, roster: Roster) -> str:
         return ""
     parts = []
     if view.world_size < wanted:
-        parts.append(f"{view.world_size} of {wanted} ranks are at work; {wanted - view.world_size} more have to join")
+        lacking = wanted - view.world_size
+        has = "has" if lacking == 1 else "have"
+        parts.append(f"{view.world_size} of {wanted} ranks are at work; {lacking} more {has} to join")
     going = [node for node in history.to_leave if node in roster or node in view.nodes]
     if going:
         parts.append(f"{name_list(going)} shall leave at a step boundary, once {wanted} others are there")

@@ -17,12 +17,13 @@ class Recorder:
     """Takes what a supervisor takes, and starts nothing."""
 
     given: tuple[list[str], dict[str, Any]]
+    joined = True
 
     def __init__(self, command: list[str], **options: Any) -> None:
         Recorder.given = (command, options)
 
     async def run(self) -> RunExit:
-        return RunExit(exit_status=0, reason="", restarts={})
+        return RunExit(exit_status=0, reason="", restarts={}, joined=Recorder.joined)
 
 
 @pytest.fixture(autouse=True)
@@ -113,3 +114,37 @@ def test_the_options_reach_the_supervisor_and_the_seed_has_a_variable(monkeypatc
     assert [options[name] for name in ("seed", "max_restarts", "restart_window", "grace")] == [7, 1, 60.0, 2.0]
     started("--seed", "8", "x.py")
     assert Recorder.given[1]["seed"] == 8
+
+
+def test_what_an_option_needs_is_looked_for_before_anything_is_started(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--metrics", "45123", "x.py"])
+    assert ended.value.code == 2
+    assert "prometheus_client is not installed: pip install 'quicoll[metrics]'" in capsys.readouterr().err
+    assert started("--metrics", "45123", "--", "tool") == [str(Path.cwd() / "tool")]
+
+
+def test_a_script_of_which_nobody_joins_ends_well_and_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started("x.py")
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(Recorder, "joined", False)
+    started("-n", "3", "x.py")
+    assert capsys.readouterr().err == (
+        "quicoll: nobody has joined job local: x.py ran as 3 processes, each by itself; does it call quicoll.join()?\n"
+    )
+
+
+@pytest.mark.parametrize("behind", [["-n", "3"], ["--workers=3"], ["--lr", "1", "--workers", "3"]])
+def test_an_option_for_workers_behind_the_script_goes_to_it_with_a_hint(
+    behind: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert started("x.py", *behind)[-len(behind) :] == behind
+    said = capsys.readouterr().err
+    assert "behind x.py is an argument of the script; workers are set before it: quicoll run -n N x.py" in said
+    started("-n", "2", "x.py", *behind)
+    assert capsys.readouterr().err == "", "who has set it before knows"

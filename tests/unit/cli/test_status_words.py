@@ -88,9 +88,14 @@ def test_who_is_waited_for_and_who_is_silent_and_lost_is_in_the_sentence_and_fir
     ("fields", "said", "exit_status"),
     [
         (
-            {"stage": "forming", "held": "1 of 3 nodes are here: a", "without_ns": 12 * S},
-            "held for 12 s: 1 of 3 nodes are here: a",
+            {"stage": "forming", "held": "1 of 3 nodes are here: a", "without_ns": 72 * S},
+            "held for 1 min 12 s: 1 of 3 nodes are here: a",
             1,
+        ),
+        (
+            {"stage": "forming", "held": "1 of 3 nodes are here: a", "without_ns": 12 * S},
+            "forming: 1 of 3 nodes are here: a",
+            0,
         ),
         ({"open_step": 513, "open_ns": 45 * S}, "stalled: step 513 has been open for 45 s; nobody has voted", 1),
         ({"journal_ns": 40 * S}, "stalled: the journal has not answered for 40 s", 1),
@@ -281,6 +286,6 @@ def test_what_a_terminal_would_obey_is_not_shown() -> None:
 
 
 def test_without_colour_the_words_say_it_all() -> None:
-    text = on_terminal(picture_of(glance(stage="forming", held="1 of 2")), width=80, color=False)
+    text = on_terminal(picture_of(glance(stage="forming", held="1 of 2", without_ns=99 * S)), width=80, color=False)
     assert "HELD" in text
     assert "\x1b[31" not in text

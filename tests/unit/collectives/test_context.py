@@ -240,7 +240,7 @@ def test_what_a_step_votes_with_follows_from_the_numbers_and_not_from_the_order_
             desk.end(pendings[number], number, float(number))
             if number:  # the first is left to the step's end
                 pendings[number].take()
-        assert desk.context.settle() == 0
+        assert desk.context.settle() == ()
         votes.append(desk.context.digests(1))
     assert votes[0] == votes[1]
     desk.context.record(0, 2, b"another result..")
@@ -252,7 +252,7 @@ def test_a_step_counts_what_has_not_ended_and_forgets_what_comes_later() -> None
     desk.context.open(1)
     first, second = desk.submit(), desk.submit()
     desk.end(first, 0)
-    assert desk.context.settle() == 1
+    assert desk.context.settle() == ("all_reduce",)
     before = desk.context.digests(1)
     desk.context.close()
     desk.end(second, 1)
@@ -260,7 +260,7 @@ def test_a_step_counts_what_has_not_ended_and_forgets_what_comes_later() -> None
     assert desk.context.digests(1) == before
     desk.context.open(2)
     assert desk.context.digests(2)[1] == ()
-    assert desk.context.settle() == 0
+    assert desk.context.settle() == ()
 
 
 def test_results_of_a_sub_group_have_a_digest_of_their_own() -> None:
@@ -290,7 +290,7 @@ def test_threads_that_issue_at_once_take_one_place_after_the_other() -> None:
     by_future = {id(pending.future): pending for pending in issued}
     for seq, future in enumerate(desk.runtime.futures):
         desk.end(by_future[id(future)], seq)
-    assert desk.context.settle() == 0
+    assert desk.context.settle() == ()
 
 
 @pytest.mark.slow
@@ -327,7 +327,7 @@ def test_the_child_of_a_fork_is_refused_whatever_the_parent_was_doing() -> None:
 
 def test_an_event_loop_is_needed_to_issue_and_none_to_submit() -> None:
     desk = Desk()
-    with pytest.raises(LocalError, match="no event loop is running here"):
+    with pytest.raises(LocalError, match=r"asyncio\.run_coroutine_threadsafe takes one there"):
         desk.context.issue(desk.operation(), None)
     assert not desk.runtime.futures
     with pytest.raises(LocalError, match="timeout must be above 0"):

@@ -40,6 +40,18 @@ def test_a_missing_directory_and_a_missing_node_are_wrong(made: Path, tmp_path: 
     assert (state, "worker-b.pem" in says, "--node b" in advice) == ("wrong", True, True)
 
 
+def test_no_directory_where_nothing_is_named_is_a_note_that_says_who_needs_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ((finding,), credentials) = certificates(Config.resolve(environ={}, job="alpha", node="a", listen="127.0.0.1:0"))
+    assert (finding.state, credentials) == ("note", None)
+    assert "`quicoll run`, torchrun and Slurm need none" in finding.says
+    assert finding.advice == "For several machines otherwise: quicoll certs init certs --job alpha"
+    named = Config.resolve(environ={}, job="alpha", node="a", listen="127.0.0.1:0", coordinator="10.0.0.1:4433")
+    assert certificates(named)[0][0].state == "wrong", "whoever names a coordinator needs them"
+
+
 def test_a_key_that_others_may_read_is_wrong(made: Path) -> None:
     (made / "worker-a.key").chmod(0o640)
     ((state, says, advice),) = said(made)

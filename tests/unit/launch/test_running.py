@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,8 +20,8 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def run(pid: int) -> RunningJob:
-    return RunningJob(pid=pid, job="local", coordinator=f"127.0.0.1:{pid}", certs=Path("/certs"))
+def run(pid: int, job: str = "local", **fields: Any) -> RunningJob:
+    return RunningJob(pid=pid, job=job, coordinator=f"127.0.0.1:{pid}", certs=Path("/certs"), **fields)
 
 
 def test_the_one_run_at_work_is_found(base: Path) -> None:
@@ -32,13 +34,24 @@ def test_the_one_run_at_work_is_found(base: Path) -> None:
 
 def test_of_several_one_has_to_be_named(base: Path) -> None:
     with scratch.scratch_directory() as one, scratch.scratch_directory() as other:
+        began = datetime(2026, 11, 26, 15, 4, 9).astimezone().timestamp()
+        announce(one, run(7, script="train.py", started=began))
+        announce(other, run(8, job="mine"))
+        listed = "name one: --run 8 (job mine), --run 7 (job local, train.py, since 15:04:09)"
+        with pytest.raises(LocalError, match=re.escape(listed)):
+            find_run(base=base)
+        assert find_run("8", base=base) == find_run("mine", base=base) == run(8, job="mine")
+        assert find_run("local", base=base).script == "train.py"
+        with pytest.raises(LocalError, match="no `quicoll run` with the process or the job '9' is at work here"):
+            find_run("9", base=base)
+
+
+def test_a_name_that_two_runs_have_is_not_enough(base: Path) -> None:
+    with scratch.scratch_directory() as one, scratch.scratch_directory() as other:
         announce(one, run(7))
         announce(other, run(8))
-        with pytest.raises(LocalError, match=re.escape("--run 7 (job local)")):
-            find_run(base=base)
-        assert find_run(8, base=base) == run(8)
-        with pytest.raises(LocalError, match="with that process"):
-            find_run(9, base=base)
+        with pytest.raises(LocalError, match=re.escape("name one: --run 7 (job local), --run 8 (job local)")):
+            find_run("local", base=base)
 
 
 def test_a_run_that_has_not_come_so_far_or_says_nonsense_is_none(base: Path) -> None:

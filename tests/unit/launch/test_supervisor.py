@@ -268,7 +268,7 @@ async def test_a_worker_that_keeps_dying_ends_the_run_and_says_why(run: Run) -> 
         """
         import os, sys, time
         if os.environ["QUICOLL_NODE"] == "worker-0":
-            sys.exit("no such data set")
+            sys.exit("no such data set" if os.environ["QUICOLL_RESTARTS"] == "1" else "no such host")
         print(os.getpid())
         time.sleep(600)
         """,
@@ -282,6 +282,72 @@ async def test_a_worker_that_keeps_dying_ends_the_run_and_says_why(run: Run) -> 
     )
     assert [supervisor.pid(node) for node in supervisor.nodes] == [None, None]
     assert not any(alive(int(line)) for line in run.said("worker-1"))
+
+
+COMMITS = """
+    def commit():
+        with open(os.path.join(os.environ["QUICOLL_EVENTS"], os.environ["QUICOLL_NODE"] + ".jsonl"), "a") as file:
+            file.write(json.dumps({"kind": "step_committed", "step": 1, "view": 1}) + "\\n")
+"""
+
+
+async def test_a_worker_that_fails_in_the_same_way_again_before_its_first_step_is_given_up(run: Run) -> None:
+    outcome = await run.supervisor("train(batchsize=64)", workers=1).run()
+    assert outcome.restarts["worker-0"] == 1
+    assert outcome.reason == (
+        "worker-0 died with exit status 1; giving up: the second time in the same way, before its first step; "
+        "its last line: NameError: name 'train' is not defined"
+    )
+
+
+async def test_a_worker_that_has_committed_steps_is_started_again_whatever_it_says(run: Run) -> None:
+    outcome = await run.supervisor(
+        f"import json, os\n{textwrap.dedent(COMMITS)}\ncommit()\nif os.environ['QUICOLL_RESTARTS'] != '3': train()",
+        workers=1,
+    ).run()
+    assert (outcome.exit_status, outcome.restarts["worker-0"]) == (0, 3)
+
+
+async def test_a_commit_of_the_process_before_does_not_count_for_the_next(run: Run) -> None:
+    outcome = await run.supervisor(
+        f"import json, os\n{textwrap.dedent(COMMITS)}\nif os.environ['QUICOLL_RESTARTS'] == '0': commit()\ntrain()",
+        workers=1,
+        max_restarts=9,
+    ).run()
+    assert outcome.restarts["worker-0"] == 2, "the first had a step, the second and the third had none"
+
+
+async def test_a_supervisor_that_narrates_says_what_workers_have_told(run: Run) -> None:
+    worker = """
+        import json, os
+        with open(os.path.join(os.environ["QUICOLL_EVENTS"], os.environ["QUICOLL_NODE"] + ".jsonl"), "a") as file:
+            told = {"t": 1.0, "node": os.environ["QUICOLL_NODE"], "kind": "step_aborted", "step": 7, "view": 1}
+            file.write(json.dumps({**told, "cause": "worker-2 was lost"}) + "\\n")
+    """
+    assert (await run.supervisor(worker, narrate=True).run()).joined
+    assert run.lines == [
+        ("coordinator", f"to look at this run: quicoll top --run {os.getpid()}"),
+        ("coordinator", "step 7 aborted in view 1: worker-2 was lost"),
+    ]
+    run.lines.clear()
+    await run.supervisor(worker).run()
+    assert run.lines == []
+
+
+async def test_a_run_of_which_nobody_tells_anything_has_joined_nothing(run: Run) -> None:
+    outcome = await run.supervisor("print('alone')").run()
+    assert (outcome.exit_status, outcome.joined) == (0, False)
+
+
+async def test_a_broken_rule_before_the_first_step_is_no_reason_for_a_restart(run: Run) -> None:
+    outcome = await run.supervisor(
+        "from quicoll.errors import LocalError; raise LocalError('shards is 1 or more')", workers=1
+    ).run()
+    assert outcome.restarts["worker-0"] == 0
+    assert outcome.reason == (
+        "worker-0 died with exit status 1; giving up: a restart mends no LocalError that comes before the first step; "
+        "its last line: quicoll.errors.LocalError: shards is 1 or more"
+    )
 
 
 async def test_restarts_count_within_their_window_only(run: Run) -> None:

@@ -28,15 +28,17 @@ def member(bench: Bench, node: str) -> MemberStatus:
     return found
 
 
-def test_before_the_first_view_it_is_held_and_says_how_many_are_missing() -> None:
+def test_before_the_first_view_it_is_forming_and_says_how_many_are_missing_and_held_when_that_lasts() -> None:
     bench = Bench(3)
     bench.now = 4 * SECOND
     bench.join("a")
     status = look(bench)
-    assert (status.stage, status.view_id, condition_of(status)) == ("forming", 0, "held")
+    assert (status.stage, status.view_id, condition_of(status)) == ("forming", 0, "forming")
     assert "1 of 3" in status.held
     assert (status.without_ns, status.committed_ns) == (4 * SECOND, None)
     assert (states(bench), member(bench, "a").rank) == ({"a": "joining"}, None)
+    bench.now = 64 * SECOND
+    assert condition_of(look(bench)) == "held"
 
 
 def test_a_view_that_is_proposed_says_who_has_answered_what() -> None:
@@ -246,7 +248,7 @@ def test_what_an_operator_waits_for_is_said() -> None:
     assert (look(bench).wanted, look(bench).waiting_for) == (None, "")
     bench.core.scale(3, now_ns=bench.now)
     bench.drain()
-    assert (look(bench).wanted, look(bench).waiting_for) == (3, "2 of 3 ranks are at work; 1 more have to join")
+    assert (look(bench).wanted, look(bench).waiting_for) == (3, "2 of 3 ranks are at work; 1 more has to join")
 
 
 def test_looking_changes_nothing() -> None:
