@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from quicoll.errors import LocalError
 from quicoll.sim import Settings, Simulation
 from quicoll.torch import AsyncTraining
+from quicoll.train import Divide
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -221,6 +222,59 @@ async def reduced_twice(training: AsyncTraining, model: nn.Module) -> None:
             await step.reduce()
 
 
+def of_a_shard(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return functional.mse_loss(model(x)[:, 0], y)
+
+
+async def a_backward_of_torchs(training: AsyncTraining, model: nn.Module) -> None:
+    async for step in training.steps(1):
+        async with step:
+            for x, y in step.shards:
+                torch.autograd.backward(of_a_shard(model, x, y))
+
+
+async def a_backward_of_torchs_before_ours(training: AsyncTraining, model: nn.Module) -> None:
+    async for step in training.steps(1):
+        async with step:
+            for x, y in step.shards:
+                torch.autograd.backward(of_a_shard(model, x, y))
+                step.backward(of_a_shard(model, x, y))
+
+
+async def a_shard_without_backward(training: AsyncTraining, model: nn.Module) -> None:
+    async for step in training.steps(1):
+        async with step:
+            for place, (x, y) in enumerate(step.shards):
+                if place != 2:
+                    step.backward(of_a_shard(model, x, y))
+
+
+async def gradients_thrown_away_in_a_shard(training: AsyncTraining, model: nn.Module) -> None:
+    async for step in training.steps(1):
+        async with step:
+            for x, y in step.shards:
+                step.backward(of_a_shard(model, x, y))
+                model.zero_grad()
+
+
+async def gradients_thrown_away_between_two_passes(training: AsyncTraining, model: nn.Module) -> None:
+    async for step in training.steps(1):
+        async with step:
+            for x, y in step.shards:
+                for half in (slice(0, 1), slice(1, 2)):
+                    model.zero_grad()
+                    step.backward(of_a_shard(model, x[half], y[half]) / 2)
+
+
+async def gradients_thrown_away_before_the_update(training: AsyncTraining, model: nn.Module) -> None:
+    async for step in training.steps(1):
+        async with step:
+            for x, y in step.shards:
+                step.backward(of_a_shard(model, x, y))
+            await step.reduce()
+            model.zero_grad()
+
+
 async def a_loss_outside(training: AsyncTraining, model: nn.Module) -> None:
     async for step in training.steps(1):
         async with step:
@@ -236,12 +290,80 @@ async def a_loss_outside(training: AsyncTraining, model: nn.Module) -> None:
         (a_loss_for_each_sample, "not of shape"),
         (reduced_twice, "reduced once"),
         (a_loss_outside, "outside of"),
+        (a_backward_of_torchs, "call step.backward(loss) in place of loss.backward()"),
+        (a_backward_of_torchs_before_ours, "call step.backward(loss) in place of loss.backward()"),
+        (a_shard_without_backward, "a shard ended without step.backward(loss)"),
+        (gradients_thrown_away_in_a_shard, "that step.backward(loss) has left are gone: remove zero_grad()"),
+        (gradients_thrown_away_between_two_passes, "that step.backward(loss) has left are gone: remove zero_grad()"),
+        (gradients_thrown_away_before_the_update, "that step.reduce() has left are gone: remove zero_grad()"),
     ],
 )
 def test_a_loop_that_is_wrong_is_told_so_changes_nothing_and_costs_the_others_one_attempt(
     body: Callable[[AsyncTraining, nn.Module], Any], words: str
 ) -> None:
     assert words in wrong(body)
+
+
+@pytest.mark.parametrize("divide", [None, Divide(4)])
+def test_what_training_steps_nobody_else_does_and_a_loop_that_tries_has_the_bits_of_one_that_does_not(
+    divide: Divide | None,
+) -> None:
+    said: list[str] = []
+    digests: list[str] = []
+
+    async def looped(job: Job, tries: bool) -> None:
+        torch.manual_seed(5)
+        model = of_ordinary_layers()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
+        training = AsyncTraining(
+            job, model, optimizer, Points(), batch_size=16, shards=8, scheduler=scheduler, divide=divide
+        )
+
+        def tried() -> None:
+            before = training.digest()
+            for owned in (optimizer, scheduler) if tries else ():
+                with pytest.raises(LocalError) as refused:
+                    owned.step()
+                said.append(str(refused.value))
+                assert training.digest() == before
+
+        async for step in training.steps(2):
+            optimizer.zero_grad()  # harmless here
+            async with step:
+                for x, y in step.shards:
+                    optimizer.zero_grad()  # and here
+                    step.backward(of_a_shard(model, x, y))
+                    tried()
+                tried()
+                await step.reduce()
+                tried()
+            tried()
+            optimizer.zero_grad()
+        digests.append(training.digest())
+        if divide is None:
+            optimizer.step()
+        scheduler.step()  # both are the program's again
+        assert training.digest() != digests[-1]
+        assert type(scheduler) is torch.optim.lr_scheduler.CosineAnnealingLR
+
+    async def refused(job: Job, _: Simulation) -> None:
+        await looped(job, True)
+
+    async def plain(job: Job, _: Simulation) -> None:
+        await looped(job, False)
+
+    for worker in (refused, plain):
+        outcome = Simulation(worker, seed=3, settings=Settings(ranks=2, limit=100.0)).run()
+        assert outcome.error is None, outcome.error
+    assert len(digests) == 4
+    assert len(set(digests)) == 1
+    assert {words.split(", but")[0] for words in said} == {
+        "optimizer.step() was called by the program",
+        "scheduler.step() was called by the program",
+    }
+    assert "remove optimizer.step() from the loop" in said[0]
+    assert all("changed nothing" in words for words in said)
 
 
 async def two_last_passes(training: AsyncTraining, model: nn.Module) -> None:
