@@ -42,6 +42,7 @@ from quicoll.checks import whole
 from quicoll.data.feed import Feed
 from quicoll.data.sampler import Sampler
 from quicoll.errors import Corrupted, JobDone, LocalError, Partitioned, StepAborted, Terminated
+from quicoll.torch.contents import contents_of
 from quicoll.torch.divided_optimizer import DividedOptimizer
 from quicoll.torch.early import EarlyGradients
 from quicoll.torch.leaves import LeafRecorder, LeafShape
@@ -286,6 +287,11 @@ class TorchLoop:
             raise LocalError("how many logical shards has a step? Pass shards=, more than there will ever be ranks")
         self.shards = self.sampler.shards if self.sampler is not None else whole(shards, "the number of shards")
         settings = settings_of(model, optimizer, scheduler)
+        # Apart, so that a rank that has another one is told which.
+        settings |= {"optimizer": type(optimizer).__name__, **_each_setting(optimizer)}
+        contents = contents_of(data)
+        if contents is not None:
+            settings["data"] = contents
         self.divided: DividedOptimizer | None = None
         if divide is not None:
             if algorithm == "exchange":
@@ -430,6 +436,13 @@ def _as_data(
     options = dict(loader or {})
     sampler = Sampler(len(data), batch_size=batch_size, shards=shards, seed=job.seed)
     return Feed(sampler, lambda lists: torch.utils.data.DataLoader(data, batch_sampler=lists, **options))
+
+
+def _each_setting(optimizer: torch.optim.Optimizer) -> dict[str, str]:
+    kind = type(optimizer).__name__
+    return {
+        f"optimizer, {name} of {kind}": str(value) for name, value in optimizer.defaults.items() if name != "params"
+    }
 
 
 def _chosen(leaf: list[torch.Tensor], places: Sequence[int]) -> list[torch.Tensor]:

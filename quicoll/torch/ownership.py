@@ -105,7 +105,7 @@ def _watched(its: Any, scheduler: Any, demand: Callable[[], None]) -> Any:
         if not isinstance(found, tuple):
             return found
         call, arguments, *rest = found
-        if call is copyreg.__newobj__:  # which pickle accepts for the very class alone  # type: ignore[attr-defined]
+        if call is getattr(copyreg, "__newobj__"):  # noqa: B009 # which pickle takes for the object's very class alone
             call = object.__new__
         return call, tuple(its if each is watched else each for each in arguments), *rest
 

@@ -392,20 +392,35 @@ def test_a_gradient_that_comes_after_its_bucket_was_sent_is_an_error_and_nothing
     assert words in wrong(body, bucket_bytes=1)
 
 
-def test_a_rank_with_another_model_is_refused_by_name_and_the_others_train() -> None:
+def labels(wrong: bool) -> torch.utils.data.Dataset[Any]:
+    x = torch.linspace(-1.0, 1.0, 6 * SAMPLES).reshape(SAMPLES, 6)
+    y = torch.sin(3 * x.sum(1))
+    y[7] += 0.25 * wrong
+    return torch.utils.data.TensorDataset(x, y)
+
+
+ANOTHER: dict[str, tuple[str, list[str]]] = {
+    "model": ("module, line 3", ["ReLU", "Tanh"]),
+    "lr": ("'optimizer, lr of SGD': 0.1 on worker-0, worker-1 and 0.2 on worker-2. Nothing was handed over: make", []),
+    "data": ("'data': 44 samples, digest ", [" on worker-0, worker-1 and 44 samples, digest "]),
+}
+
+
+@pytest.mark.parametrize("another", ANOTHER)
+def test_a_rank_with_another_model_setting_or_data_is_refused_by_name_and_the_others_train(another: str) -> None:
     committed: list[int] = []
     refused: list[str] = []
 
     async def worker(job: Job, _: Simulation) -> None:
-        odd = job.node == "worker-2"
-        model = nn.Sequential(nn.Linear(6, 4), nn.ReLU() if odd else nn.Tanh(), nn.Linear(4, 1))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        training = AsyncTraining(job, model, optimizer, Points(), batch_size=16, shards=8)
+        odd = another if job.node == "worker-2" else ""
+        model = nn.Sequential(nn.Linear(6, 4), nn.ReLU() if odd == "model" else nn.Tanh(), nn.Linear(4, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.2 if odd == "lr" else 0.1)
+        training = AsyncTraining(job, model, optimizer, labels(odd == "data"), batch_size=16, shards=8)
         try:
             async for step in training.steps(3):
                 async with step:
                     for x, y in step.shards:
-                        step.backward(functional.mse_loss(model(x)[:, 0], y))
+                        step.backward(of_a_shard(model, x, y))
         except LocalError as error:
             assert odd
             refused.append(str(error))
@@ -415,8 +430,9 @@ def test_a_rank_with_another_model_is_refused_by_name_and_the_others_train() -> 
     outcome = Simulation(worker, seed=3, settings=Settings(ranks=3, limit=100.0)).run()
     assert outcome.error is None, outcome.error
     assert committed == [3, 3]
-    assert "module, line 3" in refused[0]
-    assert "ReLU" in refused[0]
+    where, words = ANOTHER[another]
+    assert len(refused) == 1
+    assert all(each in refused[0] for each in ("this worker, worker-2, ", where, *words))
 
 
 @pytest.mark.parametrize(
