@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from quicoll.errors import LocalError
 from quicoll.torch.loop import SchedulerEach, TorchAttempt, TorchLoop
 
 if TYPE_CHECKING:
@@ -193,6 +194,11 @@ class Training:
         Raises:
             LocalError: An argument is invalid.
         """
+        if not hasattr(job, "run"):
+            raise LocalError(
+                f"Training is for a job of quicoll.blocking; with a {type(job).__module__}.{type(job).__name__}, as a "
+                "scenario and `async with quicoll.join()` give it, use AsyncTraining, `async for` and `async with`"
+            )
         self._run = job.run
         self._loop = TorchLoop(
             job.run(_itself), model, optimizer, data, batch_size=batch_size, shards=shards, loader=loader,

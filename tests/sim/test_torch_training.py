@@ -12,9 +12,10 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+import quicoll.blocking
 from quicoll.errors import LocalError
 from quicoll.sim import Settings, Simulation
-from quicoll.torch import AsyncTraining
+from quicoll.torch import AsyncTraining, Training
 from quicoll.train import Divide
 
 if TYPE_CHECKING:
@@ -397,6 +398,19 @@ def labels(wrong: bool) -> torch.utils.data.Dataset[Any]:
     y = torch.sin(3 * x.sum(1))
     y[7] += 0.25 * wrong
     return torch.utils.data.TensorDataset(x, y)
+
+
+def test_a_blocking_loop_in_a_scenario_is_told_what_to_use_there() -> None:
+    async def worker(job: Job, _: Simulation) -> None:
+        model = of_ordinary_layers()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with pytest.raises(LocalError, match="AsyncTraining"), quicoll.blocking.join():
+            pass
+        with pytest.raises(LocalError, match=r"with a quicoll\..*Job.* use AsyncTraining"):
+            Training(job, model, optimizer, Points(), batch_size=16, shards=8)  # type: ignore[arg-type] # that is it
+
+    outcome = Simulation(worker, seed=3, settings=Settings(ranks=1, limit=100.0)).run()
+    assert outcome.error is None, outcome.error
 
 
 ANOTHER: dict[str, tuple[str, list[str]]] = {

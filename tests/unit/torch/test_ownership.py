@@ -69,7 +69,7 @@ def test_a_scheduler_that_is_held_has_the_state_and_the_copies_that_it_had() -> 
     assert sorted(scheduler.state_dict()) == sorted(
         torch.optim.lr_scheduler.StepLR(torch.optim.SGD([torch.ones(1)]), 1).state_dict()
     )
-    for copied in (copy.deepcopy(scheduler), pickle.loads(pickle.dumps(scheduler))):  # noqa: S301
+    for copied in (copy.deepcopy(scheduler), pickle.loads(pickle.dumps(scheduler))):  # noqa: S301 - its own
         assert type(copied) is torch.optim.lr_scheduler.StepLR
         assert copied.state_dict() == scheduler.state_dict()
     assert isinstance(scheduler, torch.optim.lr_scheduler.StepLR)
