@@ -385,7 +385,10 @@ def join(*, observer: Observer | None = None, **settings: Unpack[JoinSettings]) 
     except RuntimeError:
         pass
     else:
-        raise LocalError("an event loop is running on this thread: use `async with quicoll.join(...)`")
+        raise LocalError(
+            "an event loop is running on this thread: use `async with quicoll.join(...)`, and AsyncTraining where you "
+            "have Training; a scenario of quicoll.sim is given its job"
+        )
     home = _Home()
     try:
         context = _join_asynchronously(observer=observer, **settings)

@@ -247,7 +247,7 @@ async def _demand_fit(
         return
     first = await first_difference(group, state.described.lines, described(held), odd.sides, alike=False)
     nodes = view.nodes
-    what = f"{first.describe(nodes)}. Nothing was handed over"
+    what = f"{first.describe(nodes)}. Nothing was handed over: make it the same on all ranks and start again"
     if not odd.agreed:
         sides = " | ".join(", ".join(nodes[rank] for rank in side) for side in odd.sides)
         raise Diverged(

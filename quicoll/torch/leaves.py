@@ -21,6 +21,8 @@ Invariants.
    pass: an optimizer passes over it. One that some shards had a gradient for counts as zero in the others.
 
 Failures: a gradient that is sparse, a parameter on the meta device, a loss that is no scalar: LocalError, by name.
+A shard that ends without a call of `backward`, gradients that came past it (`loss.backward()`: they would be right, but
+the loss unknown), gradients that were thrown away again (`zero_grad()`): LocalError.
 """
 
 from __future__ import annotations
@@ -109,6 +111,21 @@ class LeafShape:
             parameter.grad = gradient.to(parameter.device) if share else None
         return float(mean[-1])
 
+    def gradients(self) -> bool:
+        """Whether any parameter has a gradient."""
+        return any(parameter.grad is not None for parameter in self.parameters.values())
+
+    def demand_gradients(self, rest: Sequence[torch.Tensor]) -> None:
+        """Refuse to step with no gradient left of those that `put` has put there. rest: of that mean.
+
+        Some may be missing: between `reduce` and the update `.grad` is the program's.
+
+        Raises:
+            LocalError: All are gone.
+        """
+        if bool(rest[-2].any()) and not self.gradients():
+            raise _thrown_away("step.reduce()")
+
     def clear(self) -> None:
         """Drop the gradients."""
         for parameter in self.parameters.values():
@@ -132,6 +149,7 @@ class LeafRecorder:
         self._shard = ExitStack()
         self._moves: list[torch.Tensor] | None = None  # of the shard that is open
         self._loss = 0.0
+        self._called = self._given = False  # backward, in the shard that is open; and a parameter had a gradient then
         self._last = False  # of the shard that is open: its last backward pass was
         self._early: EarlyGradients | None = None
         self._generators: Any = None
@@ -158,7 +176,7 @@ class LeafRecorder:
             self._generators = torch.get_rng_state(), _cuda_states()
         self._shape.clear()
         self._moves = self._shard.enter_context(self._shape.buffers.attempt())
-        self._loss, self._last = 0.0, False
+        self._loss, self._called, self._given, self._last = 0.0, False, False, False
         torch.manual_seed(int(seed))
 
     def backward(self, loss: torch.Tensor, *, more: bool = False) -> None:
@@ -167,17 +185,37 @@ class LeafRecorder:
             raise LocalError("a loss outside of `for ... in step.shards`")
         if loss.numel() != 1:
             raise LocalError(f"the loss is a scalar, the mean over the samples, not of shape {tuple(loss.shape)}")
+        self._demand_own_gradients()
         if self._last and self._shape.early:
             # In every shard, also where none is early: the same program fails on any number of ranks.
             raise LocalError("with bucket_bytes every backward() of a shard but its last says more=True")
         self._last = not more
         if self._early is not None:
             self._early.paused = more
+        self._called = True
         loss.backward()  # type: ignore[no-untyped-call] # torch has no types for it
+        self._given = self._given or self._gradients()
         self._loss += float(loss.detach())
+
+    def _gradients(self) -> bool:
+        return (self._early is not None and bool(self._early.handed)) or self._shape.gradients()
+
+    def _demand_own_gradients(self) -> None:
+        """Refuse gradients that did not come by `backward`, and the loss of those that did."""
+        there = self._gradients()
+        if there and not self._called:
+            raise LocalError(
+                "a shard has gradients of which the loss is not known: call step.backward(loss) in place of "
+                "loss.backward()"
+            )
+        if self._given and not there:
+            raise _thrown_away("step.backward(loss)")
 
     def end(self, weight: float) -> None:
         """End the shard: its gradients become a leaf. weight: by which it counts in the mean over the shards."""
+        self._demand_own_gradients()
+        if not self._called:
+            raise LocalError("a shard ended without step.backward(loss): each shard's loss is given to it")
         self._shard.close()
         moves, self._moves = self._moves or [], None
         early, self._early = self._early, None
@@ -223,6 +261,12 @@ class LeafRecorder:
             torch.set_rng_state(states[0])
             for number, state in enumerate(states[1]):
                 torch.cuda.set_rng_state(state, number)
+
+
+def _thrown_away(call: str) -> LocalError:
+    return LocalError(
+        f"the gradients that {call} has left are gone: remove zero_grad() from the loop; a step drops them at its end"
+    )
 
 
 def _cuda_states() -> list[torch.Tensor]:

@@ -19,11 +19,13 @@ Invariants.
 1. Parameters, buffers, optimizer, scheduler and the data's position change in the callback of a committed step, and
    nowhere else. Between `reduce` and the end of its `with`, `.grad` is the program's.
    With a divided optimizer state `.grad` is taken at the end of `with`, before the vote.
+   While the loop runs nobody else steps the optimizer or the scheduler (quicoll.torch.ownership).
 2. An attempt that is not committed leaves no gradient behind, and torch's generators where they were.
 3. Every rank issues the same collectives in a step, an all_reduce for each dtype of a leaf, also where it has no shard.
 
 Failures: a `for` that goes on although the step before was never entered with `with`, shards that are left before the
-last one, a second `reduce`: LocalError; the step is aborted.
+last one, a second `reduce`, a `step()` of the optimizer's or the scheduler's that is not the loop's, gradients that are
+computed past `backward` or thrown away before the update: LocalError; the step is aborted.
 """
 
 from __future__ import annotations
@@ -40,10 +42,12 @@ from quicoll.checks import whole
 from quicoll.data.feed import Feed
 from quicoll.data.sampler import Sampler
 from quicoll.errors import Corrupted, JobDone, LocalError, Partitioned, StepAborted, Terminated
+from quicoll.torch.contents import contents_of
 from quicoll.torch.divided_optimizer import DividedOptimizer
 from quicoll.torch.early import EarlyGradients
 from quicoll.torch.leaves import LeafRecorder, LeafShape
 from quicoll.torch.model_state import state_of
+from quicoll.torch.ownership import Ownership
 from quicoll.train.architecture import Architecture
 from quicoll.train.packing import packed_state
 from quicoll.train.saver import Saver, newest_state
@@ -183,10 +187,12 @@ class TorchAttempt:
         if divided is None:
             if not self._rest:
                 await self.reduce()
+            shape.demand_gradients(self._rest)
             return self._loop.optimizer.step
         if shape.early and not self._rest:  # gradients of all parameters are under way
             await self.reduce()
         if self._rest:  # and `.grad` is the program's
+            shape.demand_gradients(self._rest)
             gradients = [parameter.grad for parameter in shape.parameters.values()]
             return await divided.stage(
                 self._step, self._loop.job.group, divided.owned(gradients), [each is not None for each in gradients]
@@ -204,10 +210,19 @@ class TorchAttempt:
 
     async def leave(self, error: BaseException | None) -> bool:
         """Commit or abort. Returns whether `error` is dealt with; raises what goes to the program instead."""
+        with self._loop.ownership.unless_raised():
+            dealt_with = await self._leave(error)
+        if error is not None and not dealt_with:
+            self._loop.ownership.release()
+        return dealt_with
+
+    async def _leave(self, error: BaseException | None) -> bool:
         try:
             try:
                 if error is None:
-                    self._step.on_commit(partial(self._commit, await self._update()))
+                    with self._loop.ownership.changing():  # a divided state is stepped before the vote
+                        update = await self._update()
+                    self._step.on_commit(partial(self._commit, update))
             except BaseException as found:
                 await _left(self._step, found)
                 raise
@@ -272,6 +287,11 @@ class TorchLoop:
             raise LocalError("how many logical shards has a step? Pass shards=, more than there will ever be ranks")
         self.shards = self.sampler.shards if self.sampler is not None else whole(shards, "the number of shards")
         settings = settings_of(model, optimizer, scheduler)
+        # Apart, so that a rank that has another one is told which.
+        settings |= {"optimizer": type(optimizer).__name__, **_each_setting(optimizer)}
+        contents = contents_of(data)
+        if contents is not None:
+            settings["data"] = contents
         self.divided: DividedOptimizer | None = None
         if divide is not None:
             if algorithm == "exchange":
@@ -279,6 +299,7 @@ class TorchLoop:
             directory = None if checkpoints is None else checkpoints.directory
             self.divided = DividedOptimizer(optimizer, self.shape.parameters, divide, directory)
             settings["divided"] = self.divided.text
+        self.ownership = Ownership(optimizer, scheduler)
         self.save, self.load = state_of(model, self.divided or optimizer, scheduler, self.sampler)
         self._checkpoints = checkpoints
         self._saver: Saver | None = None
@@ -328,6 +349,19 @@ class TorchLoop:
         if self.open is not None:
             await self.open.leave(LocalError("the step was not entered"))
             raise LocalError("the step before was not left: a loop over steps has `with step:` around its work")
+        with self.ownership.unless_raised():
+            self.ownership.hold()
+            found = await self._next()
+        if found is None:
+            self.ownership.release()
+        return found
+
+    def ended(self) -> None:
+        """The program has left its loop over steps, perhaps before its end."""
+        if self.open is None:
+            self.ownership.release()
+
+    async def _next(self) -> TorchAttempt | None:
         try:
             while True:
                 try:
@@ -366,13 +400,14 @@ class TorchLoop:
 
     def apply(self, rest: list[torch.Tensor], update: Callable[[], None]) -> None:
         """Change the state, at the commit of a step."""
-        self.shape.buffers.move(rest[:-2])
-        update()
-        self.shape.clear()
-        self._committed = True
-        # The data has moved before: it was taken before this was asked for.
-        if self._scheduler is not None and (not self._each_epoch or self._ends_an_epoch()):
-            self._scheduler.step()
+        with self.ownership.changing():
+            self.shape.buffers.move(rest[:-2])
+            update()
+            self.shape.clear()
+            self._committed = True
+            # The data has moved before: it was taken before this was asked for.
+            if self._scheduler is not None and (not self._each_epoch or self._ends_an_epoch()):
+                self._scheduler.step()
 
     def digest(self) -> str:
         """Of the state, and of what is divided by its blocks' digests."""
@@ -401,6 +436,13 @@ def _as_data(
     options = dict(loader or {})
     sampler = Sampler(len(data), batch_size=batch_size, shards=shards, seed=job.seed)
     return Feed(sampler, lambda lists: torch.utils.data.DataLoader(data, batch_sampler=lists, **options))
+
+
+def _each_setting(optimizer: torch.optim.Optimizer) -> dict[str, str]:
+    kind = type(optimizer).__name__
+    return {
+        f"optimizer, {name} of {kind}": str(value) for name, value in optimizer.defaults.items() if name != "params"
+    }
 
 
 def _chosen(leaf: list[torch.Tensor], places: Sequence[int]) -> list[torch.Tensor]:

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from quicoll.errors import LocalError
 from quicoll.torch.loop import SchedulerEach, TorchAttempt, TorchLoop
 
 if TYPE_CHECKING:
@@ -93,8 +94,9 @@ class _StepOfLoop:
             loss: The mean over the samples of this shard, a scalar.
             more: Further calls for this shard follow. Only needed with `bucket_bytes`.
         Raises:
-            LocalError: It is no scalar; or no shard is being computed; or with `bucket_bytes` the call before was the
-                last one, or a gradient comes twice in it.
+            LocalError: It is no scalar; or no shard is being computed; or there are gradients that came past this call
+                (`loss.backward()`), or those of the call before are gone (`zero_grad()`); or with `bucket_bytes` the
+                call before was the last one, or a gradient comes twice in it.
         """
         self._attempt.backward(loss, more=more)
 
@@ -171,7 +173,8 @@ class Training:
             job: A joined job.
             model: What is trained; parameters of any floating dtype. Its buffers that a forward pass moves (BatchNorm)
                 move at the commit, by the mean over the shards.
-            optimizer: Of its parameters. It steps when a step is committed; the program does not call its `step`.
+            optimizer: Of its parameters. It steps when a step is committed. While a loop over steps runs its `step` and
+                the scheduler's raise LocalError where the program calls them.
             data: A data set with `len()` and samples by number, for which a `quicoll.data.Sampler` and a DataLoader are
                 made; or a Sampler or Feed; or None, where the program finds its samples by shard and seed.
             batch_size: With a data set: samples of a step on all ranks together, a multiple of `shards`.
@@ -191,6 +194,11 @@ class Training:
         Raises:
             LocalError: An argument is invalid.
         """
+        if not hasattr(job, "run"):
+            raise LocalError(
+                f"Training is for a job of quicoll.blocking; with a {type(job).__module__}.{type(job).__name__}, as a "
+                "scenario and `async with quicoll.join()` give it, use AsyncTraining, `async for` and `async with`"
+            )
         self._run = job.run
         self._loop = TorchLoop(
             job.run(_itself), model, optimizer, data, batch_size=batch_size, shards=shards, loader=loader,
@@ -226,8 +234,11 @@ class Training:
 
     def _attempts(self) -> Iterator[TrainingStep]:
         self._run(lambda _: self._loop.begin())
-        while (attempt := self._run(lambda _: self._loop.next())) is not None:
-            yield TrainingStep(attempt, self._run)
+        try:
+            while (attempt := self._run(lambda _: self._loop.next())) is not None:
+                yield TrainingStep(attempt, self._run)
+        finally:
+            self._loop.ended()
 
     def state(self) -> dict[str, Any]:
         """Return the state of model, optimizer, scheduler and data, less what is divided. It may alias live memory."""
@@ -278,8 +289,11 @@ class AsyncTraining:
 
     async def _attempts(self) -> AsyncIterator[AsyncTrainingStep]:
         await self._loop.begin()
-        while (attempt := await self._loop.next()) is not None:
-            yield AsyncTrainingStep(attempt)
+        try:
+            while (attempt := await self._loop.next()) is not None:
+                yield AsyncTrainingStep(attempt)
+        finally:
+            self._loop.ended()
 
     def state(self) -> dict[str, Any]:
         """Return the state of model, optimizer, scheduler and data, less what is divided. It may alias live memory."""

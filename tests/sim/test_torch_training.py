@@ -12,9 +12,11 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+import quicoll.blocking
 from quicoll.errors import LocalError
 from quicoll.sim import Settings, Simulation
-from quicoll.torch import AsyncTraining
+from quicoll.torch import AsyncTraining, Training
+from quicoll.train import Divide
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -221,6 +223,59 @@ async def reduced_twice(training: AsyncTraining, model: nn.Module) -> None:
             await step.reduce()
 
 
+def of_a_shard(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return functional.mse_loss(model(x)[:, 0], y)
+
+
+async def a_backward_of_torchs(training: AsyncTraining, model: nn.Module) -> None:
+    async for step in training.steps(1):
+        async with step:
+            for x, y in step.shards:
+                torch.autograd.backward(of_a_shard(model, x, y))
+
+
+async def a_backward_of_torchs_before_ours(training: AsyncTraining, model: nn.Module) -> None:
+    async for step in training.steps(1):
+        async with step:
+            for x, y in step.shards:
+                torch.autograd.backward(of_a_shard(model, x, y))
+                step.backward(of_a_shard(model, x, y))
+
+
+async def a_shard_without_backward(training: AsyncTraining, model: nn.Module) -> None:
+    async for step in training.steps(1):
+        async with step:
+            for place, (x, y) in enumerate(step.shards):
+                if place != 2:
+                    step.backward(of_a_shard(model, x, y))
+
+
+async def gradients_thrown_away_in_a_shard(training: AsyncTraining, model: nn.Module) -> None:
+    async for step in training.steps(1):
+        async with step:
+            for x, y in step.shards:
+                step.backward(of_a_shard(model, x, y))
+                model.zero_grad()
+
+
+async def gradients_thrown_away_between_two_passes(training: AsyncTraining, model: nn.Module) -> None:
+    async for step in training.steps(1):
+        async with step:
+            for x, y in step.shards:
+                for half in (slice(0, 1), slice(1, 2)):
+                    model.zero_grad()
+                    step.backward(of_a_shard(model, x[half], y[half]) / 2)
+
+
+async def gradients_thrown_away_before_the_update(training: AsyncTraining, model: nn.Module) -> None:
+    async for step in training.steps(1):
+        async with step:
+            for x, y in step.shards:
+                step.backward(of_a_shard(model, x, y))
+            await step.reduce()
+            model.zero_grad()
+
+
 async def a_loss_outside(training: AsyncTraining, model: nn.Module) -> None:
     async for step in training.steps(1):
         async with step:
@@ -236,12 +291,80 @@ async def a_loss_outside(training: AsyncTraining, model: nn.Module) -> None:
         (a_loss_for_each_sample, "not of shape"),
         (reduced_twice, "reduced once"),
         (a_loss_outside, "outside of"),
+        (a_backward_of_torchs, "call step.backward(loss) in place of loss.backward()"),
+        (a_backward_of_torchs_before_ours, "call step.backward(loss) in place of loss.backward()"),
+        (a_shard_without_backward, "a shard ended without step.backward(loss)"),
+        (gradients_thrown_away_in_a_shard, "that step.backward(loss) has left are gone: remove zero_grad()"),
+        (gradients_thrown_away_between_two_passes, "that step.backward(loss) has left are gone: remove zero_grad()"),
+        (gradients_thrown_away_before_the_update, "that step.reduce() has left are gone: remove zero_grad()"),
     ],
 )
 def test_a_loop_that_is_wrong_is_told_so_changes_nothing_and_costs_the_others_one_attempt(
     body: Callable[[AsyncTraining, nn.Module], Any], words: str
 ) -> None:
     assert words in wrong(body)
+
+
+@pytest.mark.parametrize("divide", [None, Divide(4)])
+def test_what_training_steps_nobody_else_does_and_a_loop_that_tries_has_the_bits_of_one_that_does_not(
+    divide: Divide | None,
+) -> None:
+    said: list[str] = []
+    digests: list[str] = []
+
+    async def looped(job: Job, tries: bool) -> None:
+        torch.manual_seed(5)
+        model = of_ordinary_layers()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
+        training = AsyncTraining(
+            job, model, optimizer, Points(), batch_size=16, shards=8, scheduler=scheduler, divide=divide
+        )
+
+        def tried() -> None:
+            before = training.digest()
+            for owned in (optimizer, scheduler) if tries else ():
+                with pytest.raises(LocalError) as refused:
+                    owned.step()
+                said.append(str(refused.value))
+                assert training.digest() == before
+
+        async for step in training.steps(2):
+            optimizer.zero_grad()  # harmless here
+            async with step:
+                for x, y in step.shards:
+                    optimizer.zero_grad()  # and here
+                    step.backward(of_a_shard(model, x, y))
+                    tried()
+                tried()
+                await step.reduce()
+                tried()
+            tried()
+            optimizer.zero_grad()
+        digests.append(training.digest())
+        if divide is None:
+            optimizer.step()
+        scheduler.step()  # both are the program's again
+        assert training.digest() != digests[-1]
+        assert type(scheduler) is torch.optim.lr_scheduler.CosineAnnealingLR
+
+    async def refused(job: Job, _: Simulation) -> None:
+        await looped(job, True)
+
+    async def plain(job: Job, _: Simulation) -> None:
+        await looped(job, False)
+
+    for worker in (refused, plain):
+        outcome = Simulation(worker, seed=3, settings=Settings(ranks=2, limit=100.0)).run()
+        assert outcome.error is None, outcome.error
+    assert len(digests) == 4
+    assert len(set(digests)) == 1
+    assert {words.split(", but")[0] for words in said} == {
+        "optimizer.step() was called by the program",
+        "scheduler.step() was called by the program",
+    }
+    assert "remove optimizer.step() from the loop" in said[0]
+    assert all("changed nothing" in words for words in said)
 
 
 async def two_last_passes(training: AsyncTraining, model: nn.Module) -> None:
@@ -270,20 +393,48 @@ def test_a_gradient_that_comes_after_its_bucket_was_sent_is_an_error_and_nothing
     assert words in wrong(body, bucket_bytes=1)
 
 
-def test_a_rank_with_another_model_is_refused_by_name_and_the_others_train() -> None:
+def labels(wrong: bool) -> torch.utils.data.Dataset[Any]:
+    x = torch.linspace(-1.0, 1.0, 6 * SAMPLES).reshape(SAMPLES, 6)
+    y = torch.sin(3 * x.sum(1))
+    y[7] += 0.25 * wrong
+    return torch.utils.data.TensorDataset(x, y)
+
+
+def test_a_blocking_loop_in_a_scenario_is_told_what_to_use_there() -> None:
+    async def worker(job: Job, _: Simulation) -> None:
+        model = of_ordinary_layers()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with pytest.raises(LocalError, match="AsyncTraining"), quicoll.blocking.join():
+            pass
+        with pytest.raises(LocalError, match=r"with a quicoll\..*Job.* use AsyncTraining"):
+            Training(job, model, optimizer, Points(), batch_size=16, shards=8)  # type: ignore[arg-type] # that is it
+
+    outcome = Simulation(worker, seed=3, settings=Settings(ranks=1, limit=100.0)).run()
+    assert outcome.error is None, outcome.error
+
+
+ANOTHER: dict[str, tuple[str, list[str]]] = {
+    "model": ("module, line 3", ["ReLU", "Tanh"]),
+    "lr": ("'optimizer, lr of SGD': 0.1 on worker-0, worker-1 and 0.2 on worker-2. Nothing was handed over: make", []),
+    "data": ("'data': 44 samples, digest ", [" on worker-0, worker-1 and 44 samples, digest "]),
+}
+
+
+@pytest.mark.parametrize("another", ANOTHER)
+def test_a_rank_with_another_model_setting_or_data_is_refused_by_name_and_the_others_train(another: str) -> None:
     committed: list[int] = []
     refused: list[str] = []
 
     async def worker(job: Job, _: Simulation) -> None:
-        odd = job.node == "worker-2"
-        model = nn.Sequential(nn.Linear(6, 4), nn.ReLU() if odd else nn.Tanh(), nn.Linear(4, 1))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        training = AsyncTraining(job, model, optimizer, Points(), batch_size=16, shards=8)
+        odd = another if job.node == "worker-2" else ""
+        model = nn.Sequential(nn.Linear(6, 4), nn.ReLU() if odd == "model" else nn.Tanh(), nn.Linear(4, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.2 if odd == "lr" else 0.1)
+        training = AsyncTraining(job, model, optimizer, labels(odd == "data"), batch_size=16, shards=8)
         try:
             async for step in training.steps(3):
                 async with step:
                     for x, y in step.shards:
-                        step.backward(functional.mse_loss(model(x)[:, 0], y))
+                        step.backward(of_a_shard(model, x, y))
         except LocalError as error:
             assert odd
             refused.append(str(error))
@@ -293,8 +444,9 @@ def test_a_rank_with_another_model_is_refused_by_name_and_the_others_train() -> 
     outcome = Simulation(worker, seed=3, settings=Settings(ranks=3, limit=100.0)).run()
     assert outcome.error is None, outcome.error
     assert committed == [3, 3]
-    assert "module, line 3" in refused[0]
-    assert "ReLU" in refused[0]
+    where, words = ANOTHER[another]
+    assert len(refused) == 1
+    assert all(each in refused[0] for each in ("this worker, worker-2, ", where, *words))
 
 
 @pytest.mark.parametrize(

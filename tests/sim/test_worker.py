@@ -105,7 +105,7 @@ def demand_refused(trainings: Trainings, wrong: str, others: str, what: str) -> 
     said = what.format(others=others, wrong=wrong)
     assert {node: str(error) for node, error in trainings.errors.items()} == {
         wrong: f"this worker, {wrong}, does not train what the job trains: the first difference is in {said}. "
-        "Nothing was handed over"
+        "Nothing was handed over: make it the same on all ranks and start again"
     }
     assert trainings.tasks[wrong].loads == 0
     assert not trainings.tasks[wrong].weights.any()

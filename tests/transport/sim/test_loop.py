@@ -504,3 +504,41 @@ def test_a_forbidden_thing_inside_a_process_is_its_own_error(world: World) -> No
             await asyncio.create_subprocess_exec("true")
 
     run(world, main)
+
+
+def test_what_an_asynchronous_generator_of_a_dead_process_awaits_has_its_last_words_heard_by_nobody() -> None:
+    """Python ends a task that awaits a generator without reaching into it, and then complains of what was in there."""
+    seen: list[str] = []
+
+    async def inner() -> int:
+        try:
+            await asyncio.sleep(100)
+        finally:
+            seen.append("closed")
+            if asyncio.current_task() is None:
+                raise ValueError("nobody to tell")
+        return 1
+
+    async def numbers() -> AsyncIterator[int]:
+        while True:
+            yield await inner()
+
+    async def main() -> None:
+        async for _ in numbers():
+            pass
+
+    complaints: list[Any] = []
+    before, sys.unraisablehook = sys.unraisablehook, complaints.append
+    try:
+        with World(1) as world:
+            host = world.host("a")
+            host.start().create_task(main())
+            world.run(limit_ns=SECOND)
+            host.kill()
+            world.run(limit_ns=SECOND)
+            assert not seen
+        gc.collect()
+    finally:
+        sys.unraisablehook = before
+    assert seen == ["closed"]
+    assert not complaints

@@ -62,6 +62,12 @@ def _is_closed(coroutine: Any) -> bool:
     return True
 
 
+def _close(coroutine: Any) -> None:
+    for _ in range(_LAST_WORDS):  # a `finally` that awaits is suspended again
+        if _is_closed(coroutine):
+            break
+
+
 class HostLoop(asyncio.AbstractEventLoop):
     """The event loop of one process; `Host.start` makes it and `World.run` runs it.
 
@@ -160,13 +166,16 @@ class HostLoop(asyncio.AbstractEventLoop):
 
     def close_tasks(self) -> None:
         """Close what was suspended when the process ended, in order. Whatever it does reaches nobody."""
+        self._bury(self._close_each)
+
+    def _bury(self, close: Callable[[], object]) -> None:
         outer = _get_running_loop()  # of a notebook, where a world is closed after its run
         _set_running_loop(self)
         try:
             with warnings.catch_warnings():
                 # Coroutines that they make and cannot await any more.
                 warnings.simplefilter("ignore", RuntimeWarning)
-                self._close_each()
+                close()
         finally:
             _set_running_loop(outer)
 
@@ -174,9 +183,7 @@ class HostLoop(asyncio.AbstractEventLoop):
         while self._tasks:  # what closes one may make another
             task = next(iter(self._tasks))
             del self._tasks[task]
-            for _ in range(_LAST_WORDS):  # a `finally` that awaits is suspended again
-                if _is_closed(task.get_coro()):
-                    break
+            _close(task.get_coro())
 
     # -- state ---------------------------------------------------------------------------------------------------
 
@@ -216,9 +223,15 @@ class HostLoop(asyncio.AbstractEventLoop):
             self.default_exception_handler(context)
 
     def generator_dropped(self, generator: AsyncGenerator[Any, Any]) -> None:
-        """An asynchronous generator was left half way: its loop closes it, unless its process is gone."""
+        """An asynchronous generator was left half way: its loop closes it.
+
+        Unless its process is gone: then what it awaits is closed as the tasks are, since the end of a task that awaits
+        a generator does not reach into it, and the interpreter would complain of what that says.
+        """
         if not self.dead:
             self.call_soon(self.create_task, generator.aclose())
+        elif generator.ag_await is not None:
+            self._bury(partial(_close, generator.ag_await))
 
     async def shutdown_asyncgens(self) -> None:
         """Asynchronous generators end with their process."""
