@@ -140,6 +140,19 @@ def test_startup_ends_where_packets_arrive_slower_than_they_left_and_make_a_queu
     assert still.bbr.state is BbrState.STARTUP
 
 
+@pytest.mark.parametrize(
+    ("rtt", "limited", "soon"), [(RTT, False, True), (RTT * 5 // 4, False, False), (RTT, True, False)]
+)
+def test_a_rate_that_a_train_has_found_is_looked_at_soon_where_the_path_is_used_without_a_queue(
+    rtt: int, limited: bool, soon: bool
+) -> None:
+    driven = Driven()
+    arrives(driven, RTT // 2, RTT)
+    for _ in range(14):
+        driven.round(rtt=rtt, limited=limited)
+    assert (BbrState.UP in driven.states) is soon
+
+
 def test_startup_goes_on_as_long_as_each_round_brings_a_quarter_more() -> None:
     driven, rate = Driven(), RATE // 100
     for _ in range(20):

@@ -12,7 +12,8 @@ States (5.1); rate and window are in hundredths of the bandwidth and of the path
     DOWN         90, 200  room for others: a round, and until no more is in flight than the path holds, three at most
                           (5.3.3.1)
     CRUISE      100, 200  until it is time to look for more: 2 to 3 s, by chance so that flows do not do it together, or
-                          as many rounds as NewReno would need for it, at most 63 (5.3.3.5)
+                          as many rounds as NewReno would need for it, at most 63 (5.3.3.5); 4 rounds after a STARTUP
+                          that a train has ended, where no queue is seen: then the train was too slow
     REFILL      100, 200  a round at the full rate, so that what UP measures is UP's (5.3.3.3)
     UP          125, 225  is there more? A round at that rate, then one at 100 in which the answer comes: so the queue
                           is a quarter of the path's contents. Again where that brought a tenth more, or where `_most`
@@ -124,6 +125,7 @@ _GROWTH = 110  # of a hundred: with so much more UP goes on
 _WAIT_NS = 2 * _NS  # from one UP to the next, and up to
 _WAIT_SPREAD_NS = _NS  # so much more
 _MOST_WAIT_ROUNDS = 63
+_ROUGH_ROUNDS = 4  # after a train has found the bandwidth
 _DRAIN_ROUNDS = 3
 _PROBE_RTT_NS = 200 * _MS
 _RESUME_ROUNDS = 2
@@ -205,6 +207,7 @@ class Bbr:
         self._since_round = 0
         self._full, self._full_rounds = 0, 0  # bandwidth when it last grew, and rounds since
         self._is_full = False  # STARTUP has found the bandwidth
+        self._is_rough = False  # by a train alone, and UP has not looked since
         self._is_probe = False  # what is lost is UP's
         self._rise, self._rise_credit = 1, 0  # datagrams by which `_most` is raised in a round
         self._raised = False  # in this round
@@ -445,7 +448,7 @@ class Bbr:
         shortest = self.signs.shortest.value_ns
         if shortest is not None and self.signs.has_queue() and self._train.is_stretched(shortest // 2):
             self.bandwidth.on_sample(self._train.rate, app_limited=False)
-            self._is_full = True
+            self._is_full = self._is_rough = True
             self._go(BbrState.DRAIN)
 
     def _check_up(self, now_ns: int) -> None:
@@ -542,7 +545,7 @@ class Bbr:
     def _go_up(self, now_ns: int) -> None:
         self._full = self.bandwidth.value
         self._rise, self._rise_credit = 1, 0
-        self._is_probe, self._overfills = True, False
+        self._is_probe, self._overfills, self._is_rough = True, False, False
         self._slow = None
         self._go(BbrState.UP)
 
@@ -556,7 +559,7 @@ class Bbr:
             if rounds >= _DRAIN_ROUNDS or self._is_drained(sample):
                 self._go_down(now_ns)
         elif state is BbrState.DOWN or state is BbrState.CRUISE:
-            if self._is_time_to_probe(now_ns):
+            if self._is_time_to_probe(sample):
                 if self._slow is not None:
                     self.bandwidth.cut(self._slow)
                 self._slow = None
@@ -569,10 +572,12 @@ class Bbr:
         """Return whether no more is in flight than the path holds without a queue."""
         return sample.in_flight <= self._contents(self._bounded)
 
-    def _is_time_to_probe(self, now_ns: int) -> bool:
-        rounds = min(self._contents(self._bounded) // self._datagram, _MOST_WAIT_ROUNDS)
+    def _is_time_to_probe(self, sample: AckSample) -> bool:
         waited = self._round - self._waiting_since_round
-        return now_ns - self._waiting_since_ns >= self._wait_ns or waited >= max(rounds, 2)
+        if self._is_rough and waited >= _ROUGH_ROUNDS and not sample.app_limited and not self.signs.has_queue():
+            return True
+        rounds = min(self._contents(self._bounded) // self._datagram, _MOST_WAIT_ROUNDS)
+        return sample.now_ns - self._waiting_since_ns >= self._wait_ns or waited >= max(rounds, 2)
 
     def _wait_for_quiet(self, sample: AckSample) -> None:
         """Stay in PROBE_RTT for 200 ms and a round after no more than it allows is in flight."""
