@@ -1,4 +1,4 @@
-"""`quicoll explain`: the steps of a collective, its cost by the model, and a picture of it.
+"""`quicoll explain`: the cost of a collective by the model, its steps, and a picture of it.
 
     quicoll explain all_reduce --ranks 6 --bytes 64MiB --algorithm hierarchical --sites 3,3
     quicoll explain all_reduce --ranks 8 --bytes 16MiB --leaves 32 --exact
@@ -24,7 +24,7 @@ from quicoll.errors import LocalError
 from quicoll.numerics.dtypes import DTYPES
 from quicoll.numerics.reduce import Precision, ReduceOp
 from quicoll.plan.forecast import Forecast, limit, predict
-from quicoll.plan.network import FAR, NEAR, NetworkModel
+from quicoll.plan.network import FAR, NEAR, NetworkModel, messages
 from quicoll.plan.picture import draw
 from quicoll.plan.schedule import (
     ElementFormat,
@@ -195,7 +195,7 @@ def explain(
         bool, typer.Option("--full", help="Print every step of every rank, and draw every message.")
     ] = False,
 ) -> None:
-    """Print the steps of each rank in a collective, its predicted cost, and the cost of the alternatives."""
+    """Print the predicted cost of a collective, the cost of the alternatives, and the steps of each rank."""
     try:
         question = ExplainedCall(
             collective,
@@ -228,16 +228,19 @@ def explain(
         raise typer.BadParameter(str(error)) from error
     lowest = limit(schedule.collective, schedule.nbytes, network)
     if as_json:
-        others = {name: one for name, one in _forecasts(schedule, question.rivals, taken, network) if one is not None}
+        rivals = _forecasts(schedule, question.rivals, taken, forecast, network)
+        others = {name: one for name, one in rivals if one is not None}
         facts = {"plan": plans[0].signature, "algorithm": taken, "nbytes": schedule.nbytes, "limit_s": lowest}
         costs = {name: _cost(one) for name, one in {taken: forecast, **others}.items()}
         typer.echo(json.dumps({**facts, "costs": costs}, indent=2))
     else:
-        _print_schedule(plans, full=full)
+        typer.echo(plans[0].signature)
         _print_costs(question, schedule, forecast, lowest, network)
         if question.rivals:
             typer.echo("")
-            _print_table(schedule, question.rivals, taken, network)
+            _print_table(schedule, question.rivals, taken, forecast, network)
+            _print_remarks(question, schedule, network)
+        _print_schedule(plans, full=full)
     if plot is not None:
         notes = [
             f"predicted {_ms(forecast.seconds)}, limit {_ms(lowest)}; {len(forecast.flights)} messages",
@@ -301,7 +304,6 @@ def _title(question: ExplainedCall, made: plan.Plan) -> str:
 
 
 def _print_schedule(plans: list[plan.Plan], *, full: bool) -> None:
-    typer.echo(plans[0].signature)
     for made in plans if full else plans[:_SCHEDULE_RANKS]:
         lines = made.describe().splitlines()[1:]
         shown = lines if full else lines[:_SCHEDULE_LINES]
@@ -360,24 +362,42 @@ def _print_traffic(forecast: Forecast, network: NetworkModel) -> None:
 
 
 def _forecasts(
-    schedule: Schedule, known: tuple[str, ...], taken: str, network: NetworkModel
+    schedule: Schedule, known: tuple[str, ...], taken: str, forecast: Forecast, network: NetworkModel
 ) -> Iterator[tuple[str, Forecast | None]]:
-    """Each algorithm that the call could ask for with its forecast; None where it is not for so large a tensor."""
+    """Each algorithm that the call could ask for with its forecast; None where it is not for so large a tensor.
+
+    That which is taken is priced as it is run: "auto" fits its messages to the network, which who names one does not.
+    """
     for name in known:
-        fits = name != "exchange" or schedule.nbytes <= 1 << 20 or name == taken
-        yield name, predict(schedule.plans(name), network) if fits else None
+        fits = name != "exchange" or schedule.nbytes <= 1 << 20
+        yield name, forecast if name == taken else predict(schedule.plans(name), network) if fits else None
 
 
-def _print_table(schedule: Schedule, known: tuple[str, ...], taken: str, network: NetworkModel) -> None:
+def _print_remarks(question: ExplainedCall, schedule: Schedule, network: NetworkModel) -> None:
+    """Print what the table does not show: in which messages "auto" sends, and why it never takes the ring's order."""
+    if question.algorithm != "auto":
+        return
+    fitted, _ = messages(network, schedule.chunk_bytes)
+    if schedule.settled("auto") == "auto" and fitted != schedule.chunk_bytes:
+        typer.echo(
+            f"* in messages of {_mib(fitted)}, which auto fits to the network; the other rows are of "
+            f"{_mib(schedule.chunk_bytes)}"
+        )
+    if "ring" in question.rivals and question.collective in _REDUCTIONS:
+        typer.echo('auto never takes ring: its sums have other bits, so it is asked for, by reduce_order="ring"')
+
+
+def _print_table(
+    schedule: Schedule, known: tuple[str, ...], taken: str, forecast: Forecast, network: NetworkModel
+) -> None:
     typer.echo(f"{'algorithm':<14}{'predicted':>12}{'messages':>10}{'busiest rank':>16}{'between sites':>16}")
-    for name, forecast in _forecasts(schedule, known, taken, network):
-        if forecast is None:
+    for name, one in _forecasts(schedule, known, taken, forecast, network):
+        if one is None:
             typer.echo(f"{name:<14}{'-':>12}   not for tensors of more than 1 MiB")
             continue
         mark = " *" if name == taken else ""
         typer.echo(
-            f"{name:<14}{_ms(forecast.seconds):>12}{len(forecast.flights):>10}{_mib(forecast.busiest):>16}"
-            f"{_mib(forecast.crossing):>16}{mark}"
+            f"{name:<14}{_ms(one.seconds):>12}{len(one.flights):>10}{_mib(one.busiest):>16}{_mib(one.crossing):>16}{mark}"
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,27 @@ def test_auto_marks_the_one_it_takes() -> None:
     assert text.startswith("all_reduce/exchange")
     assert [line.split()[0] for line in text.splitlines() if line.endswith(" *")] == ["exchange"]
     assert "announcements" not in text
+
+
+def test_the_figure_of_what_is_taken_is_one_also_where_auto_fits_its_messages_to_the_network() -> None:
+    text = explained("all_reduce", "--ranks", "6", "--bytes", "1MiB", "--sites", "3,3")
+    (row,) = [line for line in text.splitlines() if line.endswith(" *")]
+    (predicted,) = re.findall(r"^predicted +(\S+ ms)", text, re.MULTILINE)
+    (messages,) = re.findall(r"^messages +(\d+)$", text, re.MULTILINE)
+    assert row.split()[:4] == ["hierarchical", *predicted.split(), messages]
+    assert "* in messages of 128 KiB, which auto fits to the network; the other rows are of 1.00 MiB" in text
+    named = explained("all_reduce", "--ranks", "6", "--bytes", "1MiB", "--sites", "3,3", "--algorithm", "direct")
+    assert next(line for line in named.splitlines() if line.startswith("direct")).rstrip(" *") in text
+    assert "in messages of" not in named
+
+
+def test_the_answer_comes_before_the_steps_and_says_why_a_cheaper_ring_is_not_taken() -> None:
+    text = explained("all_reduce")
+    assert (
+        text.index("predicted") < text.index("algorithm ") < text.index("auto never takes ring") < text.index("rank 0:")
+    )
+    assert "never takes" not in explained("all_reduce", "--algorithm", "ring")
+    assert "never takes" not in explained("all_gather")
 
 
 def test_what_travels_in_announcements_is_said_where_it_was_not_asked_for_otherwise() -> None:

@@ -228,10 +228,11 @@ class HostLoop(asyncio.AbstractEventLoop):
         Unless its process is gone: then what it awaits is closed as the tasks are, since the end of a task that awaits
         a generator does not reach into it, and the interpreter would complain of what that says.
         """
+        awaited = getattr(generator, "ag_await", None)  # which a generator written in C need not have
         if not self.dead:
             self.call_soon(self.create_task, generator.aclose())
-        elif generator.ag_await is not None:
-            self._bury(partial(_close, generator.ag_await))
+        elif awaited is not None:
+            self._bury(partial(_close, awaited))
 
     async def shutdown_asyncgens(self) -> None:
         """Asynchronous generators end with their process."""
