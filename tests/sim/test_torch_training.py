@@ -407,7 +407,7 @@ def test_a_blocking_loop_in_a_scenario_is_told_what_to_use_there() -> None:
         with pytest.raises(LocalError, match="AsyncTraining"), quicoll.blocking.join():
             pass
         with pytest.raises(LocalError, match=r"with a quicoll\..*Job.* use AsyncTraining"):
-            Training(job, model, optimizer, Points(), batch_size=16, shards=8)  # type: ignore[arg-type] # that is it
+            Training(job, model, optimizer, Points(), batch_size=16, shards=8)
 
     outcome = Simulation(worker, seed=3, settings=Settings(ranks=1, limit=100.0)).run()
     assert outcome.error is None, outcome.error
