@@ -22,6 +22,8 @@ _COLORS = {
     "quicoll cubic": "#7fb69e",
 }
 
+_MARK = "#555555"  # of what stands for every contender
+
 
 def demand_matplotlib() -> None:
     """Raise LocalError where no picture can be drawn: better before the run than after it."""
@@ -80,6 +82,8 @@ def draw_wan(path: Path, cells: Sequence[Mapping[str, Any]], *, title: str, subt
         LocalError: The file cannot be written, or its ending is not known.
     """
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+    from matplotlib.ticker import LogLocator, NullLocator
 
     labels: list[str] = []
     series: dict[str, dict[int, Mapping[str, float]]] = {}
@@ -103,16 +107,23 @@ def draw_wan(path: Path, cells: Sequence[Mapping[str, Any]], *, title: str, subt
         axes.plot(places, [one["first"] for one in found.values()], "^", fillstyle="none", color=color)
     axes.axhline(1.0, color="#555555", linewidth=1)
     axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 1.5, 2.0, 3.0, 5.0)))
+    axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_minor_formatter("{x:g}")
-    axes.set_ylabel("time over the ideal (log scale; bar: 90th percentile, triangle: first)")
+    axes.set_ylabel("times the ideal (log scale)")
     axes.set_xticks(range(len(labels)), labels, fontsize=9)
     axes.set_xlim(-0.6, len(labels) - 0.4)
     axes.grid(visible=True, which="both", axis="y", alpha=0.2)
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_title(f"{title}\n", loc="left", fontweight="bold")
     axes.text(0.0, 1.01, subtitle, transform=axes.transAxes, fontsize=9, color="#555555")
-    axes.legend(frameon=False)
+    marks = (
+        Line2D([], [], marker="o", color=_MARK, linestyle="", label="median of the later ones"),
+        Line2D([], [], marker="_", color=_MARK, linestyle="", label="their 90th percentile"),
+        Line2D([], [], marker="^", color=_MARK, linestyle="", fillstyle="none", label="the first operation"),
+    )
+    drawn, _ = axes.get_legend_handles_labels()
+    axes.legend(handles=[*drawn, *marks], frameon=False, fontsize=9)
     _save(figure, path)
 
 
