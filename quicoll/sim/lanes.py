@@ -182,6 +182,7 @@ class _SimLane:
         self._on_report = on_report
         self._on_end = on_end
         self._closed = False
+        self._over: asyncio.Future[None] | None = None  # whom its end is told to that was asked for
         self._heard_ns = {True: 0, False: 0}  # when the last order comes, and the last report
         self._credentials = credentials
         self._settings = settings
@@ -270,15 +271,14 @@ class _SimLane:
         self._closed = True
         if self.gone:
             return
-        over = self._engine.create_future()
-        self._at(True, lambda: self._end_well(over))
-        await over
+        self._over = self._engine.create_future()
+        self._at(True, self._end_well)
+        await self._over
 
-    def _end_well(self, over: asyncio.Future[None]) -> None:
+    def _end_well(self) -> None:
         async def close() -> None:
             if self._endpoint is not None:
                 await self._endpoint.aclose(timeout=0.0, reason="its rank has ended")
-            self._at(False, lambda: None if over.done() else over.set_result(None))
             self._lanes.timeline.after(0, self.die)
 
         self._loop.create_task(close())
@@ -329,3 +329,9 @@ class _SimLane:
             self._loop.die()
             if self._socket is not None:
                 self._socket.close()
+            if self._over is not None:  # however it ended while its end was waited for
+                self._at(False, self._tell_over)
+
+    def _tell_over(self) -> None:
+        if self._over is not None and not self._over.done():
+            self._over.set_result(None)

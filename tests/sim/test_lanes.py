@@ -145,6 +145,24 @@ def test_a_link_that_is_cut_while_its_lane_lives_ends_the_view_as_ever() -> None
     assert {what["peer"] for what in told.of("lane_used")} == {"worker-0", "worker-1", "worker-2"}
 
 
+def test_a_lane_that_is_killed_while_its_end_is_waited_for_has_ended() -> None:
+    """Of a rank that is about to leave: it waited for its lane's answer for ever."""
+
+    async def short(job: Job, sim: Simulation) -> None:
+        async with job.step():
+            await job.group.barrier()
+
+    left = 0
+    for number in range(40):
+        told = Told()
+        sim = Simulation(short, settings=Settings(ranks=2, lanes=2, limit=30.0), recorder=told, seed=number)
+        sim.at(0.1 + number / 400).lane(1, "kill")
+        outcome = sim.run()
+        assert outcome.error is None, (number, outcome.error)
+        left += not told.of("lane_lost")
+    assert left > 0, "none was killed after its rank had begun to end"
+
+
 def test_a_fault_of_lanes_is_a_line_that_can_be_written_again_and_needs_lanes() -> None:
     for line in ('sim.at(1.0).lane(2, "cut")', 'sim.at(1.0).lane(2, "cut", only=0)'):
         (event,) = parse_events(line)
