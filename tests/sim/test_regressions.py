@@ -264,6 +264,30 @@ def test_a_job_whose_two_checkpoints_of_a_step_differ_goes_on_from_the_one_that_
     assert max(ends) < chosen[0] + 1e8, "those that begin from one checkpoint go on"
 
 
+def test_a_rank_that_alone_holds_the_state_is_in_the_view_though_fewer_are_wanted() -> None:
+    """Seed 3567: two ranks were wanted, and both had started anew; who held the last commit stood by beside them."""
+    settings = Settings(ranks=4, hosts=("one", "one", "two", "two"), conditions=Conditions(latency_ns=30_000_000))
+    scenario = Scenario(seed=3567, steps=1, compute_s=0.506, settings=settings, events=parse_events(SCALED_AWAY))
+    recording = Recording()
+    outcome = run_scenario(scenario, recorder=recording.record)
+    assert outcome.error is None, outcome.error
+    views = [entry.what for entry in recording.entries if entry.kind == "view_proposed" and entry.who == "coordinator"]
+    after = [view["nodes"] for view in views if view["view"] in (5, 6)]
+    assert after == [["worker-0", "worker-1", "worker-2"], ["worker-0", "worker-1"]]
+    received = [entry.what["step"] for entry in recording.entries if entry.kind == "state_received"]
+    assert received[-2:] == [1, 1], "both have what was committed"
+
+
+SCALED_AWAY = """
+sim.at_vote(2, start=0.0, after=0.063).partition({2}, {"coordinator"}, one_way=True)
+sim.at(1.0).memory(1, "kill", after=9)
+sim.at(2.0).crash(0)
+sim.at(2.0).restart(0)
+sim.at(3.0).scale(2)
+sim.at(4.0).heal()
+"""
+
+
 TEACHERS_LOST = """
 sim.at(2.54).lie(0, 1)
 sim.at(3.6642).crash(0).crash(2).crash(3)

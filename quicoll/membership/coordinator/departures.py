@@ -82,6 +82,9 @@ class Departures:
 
     def dismiss(self, view: View, now_ns: int) -> None:
         """Take those out of the job that are due to leave it; they are told with what follows at this boundary."""
+        more = scaling.surplus(self._ledger.history)
+        if more is not None:
+            self._ledger.record(more)
         going = self.due(view, now_ns)
         # Whoever has come with this view owns something before it has voted.
         if going and any(candidate.owns for candidate in self._roster if view.rank_of(candidate.node) is not None):

@@ -20,7 +20,8 @@ Rules, and why:
   processes waits for the one whose state they would take back.
 - Where no node is left that could, the one that holds the newest state of those that are here is in the view, though it
   was left out or stood by. What it was left out for may be so still: it is asked for its state once, and where it fails
-  again, the others go on from what they have.
+  again, the others go on from what they have. Where the quorum needs all places that are wanted it has one beyond
+  them; the node with the highest rank leaves when another step is committed (scaling.py).
 - A node that learns the state beside the steps of a view (`Candidate.learning`) is in none, unless the others are too
   few for one.
 - Where nodes of the last view are missing although there is a quorum, and nothing was installed a moment ago (after a
@@ -82,6 +83,7 @@ class Formation:
         self._lost_step = 0  # nobody here held that, when it was the last one
         self._asked: dict[str, None] = {}  # for their states since then
         self._first = ""  # of these the one that is to be in the next view
+        self._beyond = False  # with a place beyond those that are wanted
 
     def choose(
         self, history: History, *, now_ns: int, without: Collection[str] = (), show: bool = False
@@ -116,7 +118,7 @@ class Formation:
     def _choose(self, history: History, without: Collection[str], *, now_ns: int) -> list[Candidate]:
         last = history.view.nodes[: history.view.workers] if history.view is not None else ()
         warm = tuple(candidate.node for candidate in self._roster if candidate.warm)
-        first = (self._first,) if self._lost_step == history.committed_step else ()
+        first = (self._first,) if self._is_asking(history) else ()
         limit = self.limit(history)
         return self._roster.choose(now_ns=now_ns, limit=limit, preferred=(first, last, warm), without=without)
 
@@ -129,7 +131,13 @@ class Formation:
         most = self._config.max_world_size
         if history.wanted is None:
             return most
-        return min(most, max(history.wanted, sum(node in self._roster for node in history.base)))
+        places = max(history.wanted, sum(node in self._roster for node in history.base))
+        beyond = self._beyond and self._is_asking(history) and self._first not in history.base
+        return min(most, places + beyond)
+
+    def _is_asking(self, history: History) -> bool:
+        """Whether the last step is still lost, and a node is asked for the newest state."""
+        return bool(self._first) and self._lost_step == history.committed_step and self._first in self._roster
 
     def unchanged(self, view: View, history: History, *, now_ns: int) -> bool:
         """Return whether a view proposed now would have the members of `view`, and those who part in it."""
@@ -266,13 +274,17 @@ class Formation:
         more = [each for each in here if each.committed_step > newest and each.node not in self._asked]
         if not more:
             return chosen
+        self._beyond = False
         self._first = max(more, key=lambda candidate: candidate.committed_step).node  # of equals the lowest rank
         self._asked[self._first] = None
         self._roster.recall(self._first, now_ns=now_ns)
         self._evidence.recall(self._first, now_ns=now_ns)
         found = self.choose(history, now_ns=now_ns)
+        if self.shortfall(found, history):  # in the place of another one it would cost the quorum
+            self._beyond = True
+            found = self.choose(history, now_ns=now_ns)
         if self.shortfall(found, history):
-            self._first = ""  # in the place of another one it would cost the quorum
+            self._first, self._beyond = "", False
             return chosen
         return found
 

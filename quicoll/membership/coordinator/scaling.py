@@ -10,7 +10,8 @@ again goes on with it, and a node that comes later stands by instead of making t
 
 Who leaves: the nodes that the operator names, then those of the highest ranks, until so many are left as are wanted.
 They are named when the request is taken, by node and not by rank, so that all who ask hear the same, and a restarted
-coordinator goes on with the same ones.
+coordinator goes on with the same ones. Only where a view had to have one more than are wanted, because that one alone
+held the state (formation.py), is somebody named later, at the first boundary (`surplus`).
 
 When: at a step boundary of an installed view, where none of its steps is open, as nodes come. Each is then taken out of
 the base of quorums (`Left`), as if it had gone of its own will, and told to go (`Dismiss`, or in the decision of the
@@ -62,7 +63,7 @@ if TYPE_CHECKING:
     from quicoll.membership.coordinator.roster import Candidate, Roster
     from quicoll.membership.view import View
 
-__all__ = ["ScaleRefusal", "Standing", "due", "judge_request", "missing"]
+__all__ = ["ScaleRefusal", "Standing", "due", "judge_request", "missing", "surplus"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +123,19 @@ def judge_request(
     # Who was to leave before does so still, where so many are to leave: the request that was repeated says the same.
     kept = before if world_size == history.wanted else ()
     return Scaled(world_size, (*named, *surplus, *kept))
+
+
+def surplus(history: History) -> Scaled | None:
+    """Return what is to be recorded where the job has more ranks than are wanted and not so many are named to leave.
+
+    Args:
+        history: What the journal holds.
+    """
+    if history.wanted is None or history.finished:
+        return None
+    staying = [node for node in history.base if node not in history.to_leave]
+    more = tuple(reversed(staying[history.wanted :]))
+    return Scaled(history.wanted, (*history.to_leave, *more)) if more else None
 
 
 def due(view: View, formation: Formation, roster: Roster, history: History, *, now_ns: int) -> list[Candidate]:

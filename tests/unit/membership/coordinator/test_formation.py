@@ -333,6 +333,47 @@ def test_a_spare_that_holds_the_newest_state_takes_the_place_of_a_node_that_has_
     assert bench.proposed() == view, "and it stays"
 
 
+def test_whoever_holds_the_only_state_has_a_place_beyond_those_that_are_wanted_for_a_step() -> None:
+    """Two ranks are wanted, and both are new processes; a third one, which was cut off, comes back with the state."""
+    bench = Bench(3, quiet_ns=0)
+    bench.installed(*"abc")
+    bench.commit(*"abc")
+    bench.say("a", m.Report(view_id=1, lost=(("c", "silence"),)))
+    bench.say("c", m.Report(view_id=1, lost=(("a", "silence"),)))
+    bench.say("b", m.Report(view_id=1, reason="me too"))
+    assert bench.confirm().nodes == ("a", "b")
+    bench.core.scale(2, (), now_ns=bench.now)
+    for node in "ab":
+        bench.lose(node)
+    bench.join("a", "b", incarnation=2)
+    view = bench.confirm()
+    assert (view.nodes, view.workers) == (("a", "b", "c"), 3)
+    assert [member.committed_step for member in view.members] == [0, 0, 1]
+    bench.advance(60 * SECOND)
+    assert bench.proposed() == view, "it stays until the others have what it holds"
+    bench.commit(*"abc")
+    assert bench.confirm().nodes == ("a", "b")
+    assert bench.core.standing(now_ns=bench.now).waiting_for == ""
+
+
+def test_a_place_beyond_those_that_are_wanted_is_given_once() -> None:
+    bench = Bench(3, quiet_ns=0)
+    bench.installed(*"abc")
+    bench.commit(*"abc")
+    bench.say("a", m.Report(view_id=1, lost=(("c", "silence"),)))
+    bench.say("c", m.Report(view_id=1, lost=(("a", "silence"),)))
+    bench.say("b", m.Report(view_id=1, reason="me too"))
+    bench.confirm()
+    bench.core.scale(2, (), now_ns=bench.now)
+    for node in "ab":
+        bench.lose(node)
+    bench.join("a", "b", incarnation=2)
+    assert bench.proposed().nodes == ("a", "b", "c")
+    bench.lose("c")
+    assert bench.confirm().nodes == ("a", "b")
+    bench.commit("a", "b")
+
+
 def test_a_spare_takes_no_place_that_the_quorum_needs_whatever_it_holds() -> None:
     bench = Bench(3)
     bench.installed("a", "b", "d")
