@@ -22,6 +22,7 @@ import quicoll
 from quicoll import blocking
 
 with blocking.join() as job:
+    job.register_state(lambda: {"weights": np.zeros(4, np.float32)}, lambda state: None)
     while job.committed_step < 8:
         try:
             with job.step():
