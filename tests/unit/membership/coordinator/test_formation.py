@@ -333,8 +333,8 @@ def test_a_spare_that_holds_the_newest_state_takes_the_place_of_a_node_that_has_
     assert bench.proposed() == view, "and it stays"
 
 
-def test_whoever_holds_the_only_state_has_a_place_beyond_those_that_are_wanted_for_a_step() -> None:
-    """Two ranks are wanted, and both are new processes; a third one, which was cut off, comes back with the state."""
+def two_are_wanted_and_both_have_started_anew() -> Bench:
+    """And c, which was cut off and holds the only step, is here."""
     bench = Bench(3, quiet_ns=0)
     bench.installed(*"abc")
     bench.commit(*"abc")
@@ -346,6 +346,11 @@ def test_whoever_holds_the_only_state_has_a_place_beyond_those_that_are_wanted_f
     for node in "ab":
         bench.lose(node)
     bench.join("a", "b", incarnation=2)
+    return bench
+
+
+def test_whoever_holds_the_only_state_has_a_place_beyond_those_that_are_wanted_for_a_step() -> None:
+    bench = two_are_wanted_and_both_have_started_anew()
     view = bench.confirm()
     assert (view.nodes, view.workers) == (("a", "b", "c"), 3)
     assert [member.committed_step for member in view.members] == [0, 0, 1]
@@ -357,17 +362,7 @@ def test_whoever_holds_the_only_state_has_a_place_beyond_those_that_are_wanted_f
 
 
 def test_a_place_beyond_those_that_are_wanted_is_given_once() -> None:
-    bench = Bench(3, quiet_ns=0)
-    bench.installed(*"abc")
-    bench.commit(*"abc")
-    bench.say("a", m.Report(view_id=1, lost=(("c", "silence"),)))
-    bench.say("c", m.Report(view_id=1, lost=(("a", "silence"),)))
-    bench.say("b", m.Report(view_id=1, reason="me too"))
-    bench.confirm()
-    bench.core.scale(2, (), now_ns=bench.now)
-    for node in "ab":
-        bench.lose(node)
-    bench.join("a", "b", incarnation=2)
+    bench = two_are_wanted_and_both_have_started_anew()
     assert bench.proposed().nodes == ("a", "b", "c")
     bench.lose("c")
     assert bench.confirm().nodes == ("a", "b")
