@@ -227,7 +227,7 @@ def test_what_changes_while_it_is_used_is_found_out(what: str) -> None:
 def test_shares_are_all_of_a_chunk_once_and_fit_into_their_slots(seed: int) -> None:
     chance = random.Random(seed)
     world, itemsize = chance.randrange(2, 65), chance.choice([1, 2, 8, 16, 260, MAX_ITEM])
-    layout = SegmentLayout(world)
+    layout = SegmentLayout.of_ranks(world)
     for count in (1, 15, 16, 17, chance.randrange(1, layout.chunk // itemsize + 1), layout.chunk // itemsize):
         parts = share_out(count, world)
         assert len(parts) == world
