@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from quicoll.local.passages import PartTaken, Passage, Reducing
     from quicoll.numerics.dtypes import Array
 
-__all__ = ["canonical_tree", "carry"]
+__all__ = ["canonical_tree", "carry", "copy_flat"]
 
 
 _SOME = 2048  # bytes
@@ -96,14 +96,14 @@ def _give(memory: HostMemory, at: int, sum_at: int, values: Sequence[Array]) -> 
     slot = memory.view(memory.rank, at, sum(each.nbytes for each in values))
     end = 0
     for each in values:
-        _move(slot[end : end + each.nbytes], each.view(np.uint8))
+        copy_flat(slot[end : end + each.nbytes], each.view(np.uint8))
         end += each.nbytes
     memory.write(sum_at, _sum(slot))
 
 
 def _copy(memory: HostMemory, piece: PartTaken, at: int, sum_at: int, why: str) -> None:
     target = piece.target.view(np.uint8)
-    _move(target, memory.view(piece.writer, at, target.size))
+    copy_flat(target, memory.view(piece.writer, at, target.size))
     if memory.read(piece.writer, sum_at, 8) != _sum(target):
         raise Spoiled(piece.writer, why, bits=True)
 
@@ -131,12 +131,12 @@ def _reduce(memory: HostMemory, passage: Passage, i: int, reducing: Reducing) ->
             raise Spoiled(writer, "what it gave differs from its checksum", bits=True)
     if slot is not None:
         if reducing.target is not None:
-            _move(slot, reducing.target.view(np.uint8))
+            copy_flat(slot, reducing.target.view(np.uint8))
         memory.write(layout.result_sum(i), _sum(slot))
 
 
-def _move(target: Array, source: Array) -> None:
-    """Copy bytes.
+def copy_flat(target: Array, source: Array) -> None:
+    """Copy bytes, of one flat array to another one as long.
 
     The C library copies between some KiB and a MiB by one instruction of the processor, which on some of them takes
     twice as long where the two stand differently in their cache lines. A tensor's memory begins anywhere in a line.
