@@ -1,12 +1,12 @@
 """What a loop that computes loses while an operation of its own rank is in flight: to the engine, and to processors.
 
-    python benchmarks/beside.py [--mib 16] [--rounds 9] [--both] [--lanes N] [--json FILE]
+    python benchmarks/beside.py [--mib 16] [--rounds 9] [--both] [--lanes N] [--loops NAME ...] [--json FILE]
 
 Two processes, of which the first computes in pieces of about 0.5 ms (in pure Python, and with numpy in calls that keep
-the interpreter's lock and in others that give it up), alone and while an all_reduce is in flight; the other one waits
-for its own. With --both it computes as well: then there are two engines' threads beside two that compute, and on two
-processors the loops lose those threads' time whatever the interpreter does. With --lanes the two go over QUIC, with so
-many lanes; 0 has none.
+the interpreter's lock and in others that give it up: for 2 us each, and for 20 to 200, as training does), alone and
+while an all_reduce is in flight; the other one waits for its own. With --both it computes as well: then there are two
+engines' threads beside two that compute, and on two processors the loops lose those threads' time whatever the
+interpreter does. With --lanes the two go over QUIC, with so many lanes; 0 has none.
 
 Told are, as medians over rounds that take turns: how much longer a piece takes beside the operation; the part of a
 piece for which its thread had no processor or not the interpreter's lock (wall clock less that thread's CPU time); the
@@ -35,6 +35,7 @@ from quicoll.launch.supervisor import Supervisor
 
 MIB = 1 << 20
 PIECE_S = 0.0005
+BATCH, WIDTH = 64, 256
 ALONE = 400  # pieces that are timed without an operation
 
 
@@ -62,7 +63,28 @@ def with_longer_rows(times: int) -> float:
     return float(row[0])
 
 
-LOOPS = (pure_python, with_numpy, with_longer_rows)
+def training(times: int) -> float:
+    """Forward, backward and update of a perceptron of three layers: what computes gives the lock up while it does."""
+    weights = [_drawn(WIDTH, WIDTH) for _ in range(3)]
+    batch = _drawn(BATCH, WIDTH)
+    for _ in range(times):
+        values = [batch]
+        for each in weights:
+            values.append(np.maximum(values[-1] @ each, 0))
+        slope = values[-1]
+        for layer in reversed(range(3)):
+            slope = slope * (values[layer + 1] > 0)
+            change = values[layer].T @ slope
+            slope = slope @ weights[layer].T
+            weights[layer] -= np.float32(1e-6) * change
+    return float(weights[0][0, 0])
+
+
+def _drawn(rows: int, columns: int) -> np.ndarray:
+    return np.random.default_rng(rows).standard_normal((rows, columns), np.float32) / np.float32(columns)
+
+
+LOOPS = (pure_python, with_numpy, with_longer_rows, training)
 
 
 def engine_seconds() -> float:
@@ -74,10 +96,10 @@ def engine_seconds() -> float:
 
 def times_of(work: Callable[[int], float]) -> int:
     """Return how often `work` does its part in a piece."""
-    work(1000)
+    work(100)
     began = time.perf_counter()
-    work(1000)
-    return max(1, round(1000 * PIECE_S / (time.perf_counter() - began)))
+    work(100)
+    return max(1, round(100 * PIECE_S / (time.perf_counter() - began)))
 
 
 def piece(work: Callable[[int], float], times: int) -> tuple[float, float]:
@@ -128,7 +150,7 @@ def rank(options: argparse.Namespace) -> None:
         used.wait(options.lanes or 0)
         group.all_reduce(tensor, out=out)
         for number in range(options.rounds + 1):
-            for work in LOOPS:
+            for work in [each for each in LOOPS if each.__name__ in options.loops]:
                 if job.rank == 0 or options.both:
                     measured = beside(group, tensor, out, work, times_of(work))
                     if number:  # the first one makes what later ones find
@@ -148,6 +170,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--both", action="store_true", help="both ranks compute")
     parser.add_argument("--lanes", type=int, help="over QUIC, with so many lanes")
+    names = [each.__name__ for each in LOOPS]
+    parser.add_argument("--loops", nargs="+", choices=names, default=names)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -156,6 +180,7 @@ def main() -> None:
         return
     if options.lanes is not None:
         os.environ |= {"QUICOLL_LOCAL": "off", "QUICOLL_LANES": str(options.lanes)}
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the other processor is the other rank's
     with tempfile.TemporaryDirectory() as directory:
         told = Path(directory) / "told.json"
         command = [sys.executable, os.path.abspath(__file__), *sys.argv[1:], "--rank", str(told)]

@@ -20,7 +20,15 @@ from quicoll.numerics.buffers import empty, memory
 from quicoll.numerics.bundle import Bundle, Joined, bundle, leaves_like, like_text, results
 from quicoll.numerics.canonical_order import leaves_of
 from quicoll.numerics.feedback import ErrorFeedback
-from quicoll.numerics.reduce import Precision, ReduceOp, reduce_few, reduce_rows, reduce_tree
+from quicoll.numerics.reduce import (
+    LONG_REDUCE_BLOCK,
+    REDUCE_BLOCK,
+    Precision,
+    ReduceOp,
+    reduce_few,
+    reduce_rows,
+    reduce_tree,
+)
 from quicoll.plan.schedule import (
     ElementFormat,
     Schedule,
@@ -224,6 +232,7 @@ class Reduction(Operation[Any]):
     def reduce(self, leaves: Sequence[Array], out: Array) -> None:
         """Reduce some elements of all leaves, in their order."""
         how = self.prepared.how
+        long = how.acc is how.dtype and self.total <= 2
         reduce_tree(
             canonical_tree(self.total),
             leaves.__getitem__,
@@ -233,6 +242,7 @@ class Reduction(Operation[Any]):
             out=out,
             final=True,
             leaves=self.total,
+            block=LONG_REDUCE_BLOCK if long else REDUCE_BLOCK,
         )
 
     def passage(self, layout: SegmentLayout, counts: Counts) -> Reduced:

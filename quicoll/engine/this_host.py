@@ -62,7 +62,7 @@ class ThisHost:
     def bring(self, world: int, loop: asyncio.AbstractEventLoop) -> _Own:
         if self.short is not None:
             raise self.short
-        return _Own(SegmentLayout(world), loop, self._fall_short)
+        return _Own(SegmentLayout.of_ranks(world), loop, self._fall_short)
 
     def _fall_short(self, error: OSError) -> None:
         self.short = error

@@ -1,22 +1,26 @@
 """A large call: chunk by chunk through rings. Who gives what to whom, and who reduces, is its `Passage` (passages.py).
 
 A generator that never waits: it yields the stage that it needs of all peers, and goes on when it is asked again.
-For each round i of n, in this order:
+In turn i of n + 1, and in one more where results of the others are a part of the output, all peers have done turn
+i - 1, and a rank
 
-    what it gives in round i into inputs[i % RING]                              STAGE = base + 2 i + 1
-    what the others have given it in round i - 1, copied to the output, or
-    reduced with its own, and the result into results[(i - 1) % RING]           STAGE = base + 2 i + 2
-    where results of the others are a part of the output: theirs of round i - 2, copied there
+    writes what it gives in round i into inputs[i % RING]
+    copies what the others have given it in round i - 1 to the output, or reduces it with its own, and writes the
+    result into results[(i - 1) % RING]
+    copies the others' results of round i - 2 to the output
+    says so: STAGE = base + i + 1; of turn n + 1 it says nothing
 
-A count of its own kind for each round would say the same as STAGE does: all ranks go through the same stages of the
-same calls in the same order, so each knows what a value of another's count stands for. That the calls are the same,
-and of what sizes, all have compared before a passage begins (small.py).
+So there is one wait for each round, of all ranks for each other. To wait more often, for each of the three by itself,
+would let a rank be ahead by a part of a turn; but where there are more ranks than processors each wait is a change of
+processes, and the memory that a longer ring takes does more as longer rounds (docs/performance.md). All ranks go
+through the same stages of the same calls in the same order, so each knows what a value of another's STAGE stands for.
+That the calls are the same, and of what sizes, all have compared before a passage begins (small.py).
 
-Why nothing is overwritten that somebody still reads. inputs[i % RING] held round i - RING: it is written when all have
-published stage base + 2 (i - RING) + 4, so have used that one; and round 0 when all have published the last stage of
-the call before, so have used all of it. results[(i - 1) % RING] held round i - 1 - RING: whoever has published what he
-gives in round i - 1, which is waited for, has copied round i - 4, and RING is 4. Results of the call before: whoever
-has published the first stage of this one has ended that one.
+Why nothing is overwritten that somebody still reads. In turn i of a rank each other one has done turn i - 1 and has not
+begun turn i + 1, so it is in turn i, or between two. There it reads inputs of round i - 1 and results of round i - 2,
+while inputs of round i and results of round i - 1 are written; and RING is 2. Between calls: inputs are first written
+in turn 0, which all peers begin with base, the last stage of the call before: its inputs have all been used. Results
+are first written in turn 1, when all peers have done turn 0, so have ended the call before.
 
 What is read where it stands is checked after it was used: so a checksum that is right says that nobody has changed it
 meanwhile either. What is copied is checked as it stands in the output.
@@ -31,7 +35,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
-from quicoll.local.layout import RING, STAGE
+from quicoll.local.layout import STAGE
 from quicoll.local.small import Spoiled
 from quicoll.numerics.canonical_order import split
 
@@ -40,7 +44,10 @@ if TYPE_CHECKING:
     from quicoll.local.passages import PartTaken, Passage, Reducing
     from quicoll.numerics.dtypes import Array
 
-__all__ = ["canonical_tree", "carry"]
+__all__ = ["canonical_tree", "carry", "copy_flat"]
+
+
+_SOME = 2048  # bytes
 
 
 def carry(memory: HostMemory, base: int, passage: Passage) -> Generator[int, None, int]:
@@ -59,17 +66,14 @@ def carry(memory: HostMemory, base: int, passage: Passage) -> Generator[int, Non
         Exception: What reducing raises.
     """
     layout, n = memory.layout, passage.rounds
-    wants = passage.wants
-    for i in range(n + 2 if wants else n + 1):
+    if not n:
+        return base
+    for i in range(n + 2 if passage.wants else n + 1):
+        yield base + i
         if i < n:
-            if i == 0 or i >= RING:
-                yield base if i == 0 else base + 2 * (i - RING) + 4
             for given in passage.gives(i):
                 _give(memory, layout.input(i) + given.at, layout.input_sum(i, given.reader), given.values)
-            memory.store(STAGE, base + 2 * i + 1)
-            passage.keep(i)
         if 1 <= i <= n:
-            yield base + 2 * (i - 1) + 1
             for piece in passage.copied(i - 1):
                 why = "what it gave differs from its checksum"
                 at = layout.input(i - 1) + piece.at
@@ -77,27 +81,29 @@ def carry(memory: HostMemory, base: int, passage: Passage) -> Generator[int, Non
             reducing = passage.reducing(i - 1)
             if reducing is not None:
                 _reduce(memory, passage, i - 1, reducing)
-            memory.store(STAGE, base + 2 * i + 2)
-        if wants and i >= 2:
-            yield base + 2 * (i - 1) + 2
+        if i >= 2 and passage.wants:
             for piece in passage.results(i - 2):
                 why = "what it has reduced differs from its checksum"
                 _copy(memory, piece, layout.result(i - 2), layout.result_sum(i - 2), why)
-    return base + 2 * n + 2 if n else base
+        if i <= n:
+            memory.store(STAGE, base + i + 1)
+        if i < n:
+            passage.keep(i)
+    return base + n + 1
 
 
 def _give(memory: HostMemory, at: int, sum_at: int, values: Sequence[Array]) -> None:
     slot = memory.view(memory.rank, at, sum(each.nbytes for each in values))
     end = 0
     for each in values:
-        np.copyto(slot[end : end + each.nbytes], each.view(np.uint8))
+        copy_flat(slot[end : end + each.nbytes], each.view(np.uint8))
         end += each.nbytes
     memory.write(sum_at, _sum(slot))
 
 
 def _copy(memory: HostMemory, piece: PartTaken, at: int, sum_at: int, why: str) -> None:
     target = piece.target.view(np.uint8)
-    np.copyto(target, memory.view(piece.writer, at, target.size))
+    copy_flat(target, memory.view(piece.writer, at, target.size))
     if memory.read(piece.writer, sum_at, 8) != _sum(target):
         raise Spoiled(piece.writer, why, bits=True)
 
@@ -125,8 +131,24 @@ def _reduce(memory: HostMemory, passage: Passage, i: int, reducing: Reducing) ->
             raise Spoiled(writer, "what it gave differs from its checksum", bits=True)
     if slot is not None:
         if reducing.target is not None:
-            np.copyto(slot, reducing.target.view(np.uint8))
+            copy_flat(slot, reducing.target.view(np.uint8))
         memory.write(layout.result_sum(i), _sum(slot))
+
+
+def copy_flat(target: Array, source: Array) -> None:
+    """Copy bytes, of one flat array to another one as long.
+
+    The C library copies between some KiB and a MiB by one instruction of the processor, which on some of them takes
+    twice as long where the two stand differently in their cache lines. A tensor's memory begins anywhere in a line.
+    """
+    if target.size < _SOME or target.size % 8:
+        np.copyto(target, source)
+        return
+    words, into = source.view(np.uint64), target.view(np.uint64)
+    if words.flags.aligned and into.flags.aligned:
+        np.positive(words, out=into)
+    else:
+        np.copyto(target, source)
 
 
 def _sum(data: Array) -> bytes:

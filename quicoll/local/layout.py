@@ -92,11 +92,12 @@ MAX_ROOMS: Final = 192  # sub-groups that a rank has calls of under way at a tim
 SLOTS: Final = 16  # calls that a rank may be ahead
 SMALL_BYTES: Final = 64 << 10  # of a rank's share in a small call
 TEXT_BYTES: Final = 4096 - 64  # of the call's text, which is for people; its digest decides
-RING: Final = 4
-CHUNK: Final = 1 << 20  # bytes of a ring's place
+RING: Final = 2
+CHUNK: Final = 2 << 20  # bytes of a ring's place in a room, and the least that any has
 MAX_ITEM: Final = 512  # bytes of an element of a large call
 PARCELS: Final = 16  # payloads that a rank has given and others have not taken
 
+_MIB = 1 << 20
 _PAGE = 4096
 _WORDS = _PAGE
 _SUMS_AT = _WORDS
@@ -107,14 +108,25 @@ _SLOT = 64 + TEXT_BYTES + 8 * MAX_WORLD + SMALL_BYTES
 class SegmentLayout:
     """Where things stand in the segments of a view; equal for all of its ranks.
 
-    world: ranks. chunk: bytes of a chunk of a large call. rooms: that there are for sub-groups. parcel: the most bytes
-    of a parcel, whole pages.
+    world: ranks. chunk: bytes of a chunk of a large call of all of them. rooms: that there are for sub-groups. parcel:
+    the most bytes of a parcel, whole pages.
     """
 
     world: int
-    chunk: int = CHUNK
+    chunk: int
     rooms: int = MAX_ROOMS
-    parcel: int = CHUNK
+    parcel: int = _MIB
+
+    @classmethod
+    def of_ranks(cls, world: int) -> SegmentLayout:
+        """Return the layout for so many ranks.
+
+        A round has a price of its own on every rank, in calls and cold caches, whatever goes through it; and a line of
+        memory that another processor has read is dear to write again, the less so the longer ago that was
+        (docs/performance.md). So chunks grow with the number of their parts, as far as all segments together remain in
+        bounds.
+        """
+        return cls(world, max(CHUNK, min(2 * world * _MIB, 8 * _MIB, 128 // world * _MIB)))
 
     @property
     def slots_at(self) -> int:
@@ -167,7 +179,7 @@ class SegmentLayout:
 
     def of_group(self, world: int) -> SegmentLayout:
         """Return where things stand in a room of a group of so many ranks, counted from its beginning."""
-        return SegmentLayout(world, self.chunk, 0, 0)
+        return SegmentLayout(world, min(self.chunk, CHUNK), 0, 0)
 
     def room(self, number: int) -> int:
         """Return where a room begins. Each is large enough for a group of two, whose ranks' shares are the largest."""

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
+from quicoll.local.layout import RING
+
 if TYPE_CHECKING:
     from quicoll.local.layout import SegmentLayout
     from quicoll.numerics.bundle import Joined
@@ -37,6 +39,7 @@ __all__ = [
     "share_out",
 ]
 
+_PLACES = 4  # of rounds of a movement in a chunk
 MIN_STEP = 16  # elements of a leaf that a chunk has room for, at least: parts of it are cut at so many
 
 Reduce: TypeAlias = "Callable[[Sequence[Array], Array], None]"
@@ -248,7 +251,11 @@ class Routes:
 
 
 class Moved:
-    """A movement."""
+    """A movement.
+
+    Its rounds are short: who only reads one waits until it is written. Each stands in another one of a chunk's
+    _PLACES, so that memory is written again as late as may be.
+    """
 
     wants = False
 
@@ -269,11 +276,16 @@ class Moved:
         self._rank, self._routes, self._given, self._output, self._reads = rank, routes, given, output, reads
         self._world = len(routes.given)
         parts = [routes.given] if routes.parts is None else routes.parts
-        step = layout.chunk // self.storage.itemsize
+        self._place = layout.chunk // _PLACES
+        step = self._place // self.storage.itemsize
         self._step = max(1, step if routes.parts is None else step // self._world)
         self.rounds = -(-max(max(row, default=0) for row in parts) // self._step)
         self._to = routes.to(rank) if reads else []
-        self._at = [0, *accumulate(stop - start for start, stop in self._to)]
+        self._starts = [0, *accumulate(stop - start for start, stop in self._to)]
+
+    def _at(self, i: int) -> int:
+        """Return at which byte of its chunk a round begins."""
+        return i // RING % _PLACES * self._place
 
     def _cut(self, i: int, start: int, stop: int) -> tuple[int, int]:
         return min(start + i * self._step, stop), min(start + (i + 1) * self._step, stop)
@@ -282,19 +294,20 @@ class Moved:
         parts = self._routes.parts
         if parts is None:
             a, b = self._cut(i, 0, self._routes.given[self._rank])
-            return [PartGiven(self._rank, 0, [self._given[a:b]])] if b > a else ()
+            return [PartGiven(self._rank, self._at(i), [self._given[a:b]])] if b > a else ()
         found: list[PartGiven] = []
         for reader, (start, stop) in enumerate(pairwise([0, *accumulate(parts[self._rank])])):
             a, b = self._cut(i, start, stop)
             if reader != self._rank and b > a:
-                found.append(PartGiven(reader, reader * self._step * self.storage.itemsize, [self._given[a:b]]))
+                at = self._at(i) + reader * self._step * self.storage.itemsize
+                found.append(PartGiven(reader, at, [self._given[a:b]]))
         return found
 
     def _coming(self, i: int, writer: int) -> tuple[int, Array]:
         """Return the first of a writer's elements that comes here in a round, and where they go."""
         start, stop = self._to[writer]
         a, b = self._cut(i, start, stop)
-        at = self._at[writer] + a - start
+        at = self._starts[writer] + a - start
         return a, self._output[at : at + b - a]
 
     def keep(self, i: int) -> None:
@@ -306,7 +319,7 @@ class Moved:
     def copied(self, i: int) -> Sequence[PartTaken]:
         found: list[PartTaken] = []
         each = self._routes.parts is not None
-        at = self._rank * self._step * self.storage.itemsize if each else 0
+        at = self._at(i) + (self._rank * self._step * self.storage.itemsize if each else 0)
         for writer in range(len(self._to)):
             _, target = self._coming(i, writer)
             if writer != self._rank and target.size:

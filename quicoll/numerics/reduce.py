@@ -60,6 +60,7 @@ from quicoll.numerics.exact import exact_accumulator
 
 __all__ = [
     "DTYPES",
+    "LONG_REDUCE_BLOCK",
     "REDUCE_BLOCK",
     "Array",
     "DType",
@@ -80,6 +81,9 @@ Precision: TypeAlias = Literal["default", "float64", "exact"]
 # Elements of one block: 128 to 256 KiB of a floating-point accumulator. Bits do not depend on it
 # (tests/unit/numerics/test_reduce.py).
 REDUCE_BLOCK = 32768
+# Of two leaves of the accumulator's type, where nothing is kept between the steps. Numpy gives the interpreter's lock
+# up in each of its calls, and a thread that computes has to be woken for it again: fewer calls cost it less.
+LONG_REDUCE_BLOCK = 4 * REDUCE_BLOCK
 
 
 class ReduceOp(StrEnum):

@@ -478,8 +478,8 @@ async def test_local_by_name_is_refused_where_it_cannot_be() -> None:
             alone[0].all_reduce(np.ones(1), algorithm="local")
         with pytest.raises(LocalError, match="do not share a host's memory"):
             alone[0].all_gather(np.ones(1), algorithm="local")
-        leaves = jobs[0].group.shards(16384).leaves([np.ones(2)] * 8192)
-        with pytest.raises(LocalError, match="it has 8192 leaves on a rank"):
+        leaves = jobs[0].group.shards(32768).leaves([np.ones(2)] * 16384)
+        with pytest.raises(LocalError, match="it has 16384 leaves on a rank"):
             jobs[0].group.all_reduce(leaves, algorithm="local")
         assert all((await everyone(jobs, lambda job: job.group.all_reduce(np.ones(1))))[0] == 2)
 
@@ -642,7 +642,9 @@ def test_a_child_of_a_fork_takes_no_part_and_does_no_harm(world: int, size: int,
 @pytest.mark.parametrize("each", [0, 2])
 def test_where_the_system_gives_no_memory_all_go_on_over_the_network(each: int, tmp_path: Path) -> None:
     """A file of memory has the length of a segment or is refused by the system itself, not by a stand-in of it."""
-    said = run(4, "nothing", 1 << 14, tmp_path, each=each, before=("prlimit", f"--fsize={SegmentLayout(2).base}"))
+    said = run(
+        4, "nothing", 1 << 14, tmp_path, each=each, before=("prlimit", f"--fsize={SegmentLayout.of_ranks(2).base}")
+    )
     assert said.count("shares memory: False") == 4, said
     assert sum("False" in line for line in said if line.startswith("ranks ")) == (4 if each else 0), said
     assert sorted(line for line in said if line.startswith("rank ")) == [f"rank {rank} is done" for rank in range(4)], (

@@ -22,7 +22,7 @@ from quicoll.local.memory import Segment, unusable
 
 pytestmark = [pytest.mark.loopback, pytest.mark.skipif(bool(unusable()), reason=unusable() or "usable")]
 
-LAYOUT = SegmentLayout(2)
+LAYOUT = SegmentLayout.of_ranks(2)
 
 
 @dataclass
@@ -269,5 +269,5 @@ def test_a_segment_that_could_be_changed_or_cut_short_is_refused() -> None:
         os.close(descriptor)
     _, descriptor = Segment.make(LAYOUT)
     with pytest.raises(ValueError, match="another size"):
-        Segment.received(descriptor, SegmentLayout(3))
+        Segment.received(descriptor, SegmentLayout.of_ranks(3))
     os.close(descriptor)

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from host_memory import Host, Killed, SteppedMemory
 
-from quicoll.local.large import canonical_tree, carry
-from quicoll.local.layout import MAX_ITEM, MAX_ROOMS, OWNERS, RING, STAGE, SegmentLayout
+from quicoll.local.large import canonical_tree, carry, copy_flat
+from quicoll.local.layout import CHUNK as CHUNK_AT_LEAST
+from quicoll.local.layout import MAX_ITEM, MAX_ROOMS, MAX_WORLD, OWNERS, RING, STAGE, SegmentLayout
 from quicoll.local.passages import Moved, Passage, Reduce, Reduced, Routes, share_out
 from quicoll.local.small import Spoiled
 from quicoll.numerics.canonical_order import leaves_of
@@ -227,7 +228,7 @@ def test_what_changes_while_it_is_used_is_found_out(what: str) -> None:
 def test_shares_are_all_of_a_chunk_once_and_fit_into_their_slots(seed: int) -> None:
     chance = random.Random(seed)
     world, itemsize = chance.randrange(2, 65), chance.choice([1, 2, 8, 16, 260, MAX_ITEM])
-    layout = SegmentLayout(world)
+    layout = SegmentLayout.of_ranks(world)
     for count in (1, 15, 16, 17, chance.randrange(1, layout.chunk // itemsize + 1), layout.chunk // itemsize):
         parts = share_out(count, world)
         assert len(parts) == world
@@ -254,3 +255,22 @@ def test_nothing_in_a_segment_overlaps() -> None:
     assert all(at % 4096 == 0 and at + size <= layout.room(i // 3 + 1) for i, (at, size) in enumerate(rooms))
     assert layout.room(MAX_ROOMS) == layout.taken_at < layout.size
     assert 8 * (OWNERS + 2 * MAX_ROOMS) <= 4096
+
+
+@pytest.mark.parametrize("size", [0, 7, 2048, 2049, 4096, 70_000, 70_001])
+def test_bytes_are_moved_from_and_to_any_place(size: int) -> None:
+    bits = np.random.default_rng(size).integers(0, 256, size + 16, np.uint8)
+    for of, to in product((0, 1, 8), (0, 3, 8)):
+        into = np.zeros(size + 16, np.uint8)
+        copy_flat(into[to : to + size], bits[of : of + size])
+        assert (into[to : to + size] == bits[of : of + size]).all()
+        assert not into[:to].any()
+        assert not into[to + size :].any()
+
+
+def test_all_segments_of_a_host_together_remain_in_bounds() -> None:
+    for world in range(2, MAX_WORLD + 1):
+        layout = SegmentLayout.of_ranks(world)
+        assert CHUNK_AT_LEAST <= layout.chunk <= 8 << 20
+        assert world * layout.base < 450 << 20
+        assert layout.of_group(2).base < 8 << 20

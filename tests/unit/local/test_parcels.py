@@ -193,7 +193,7 @@ def test_where_there_is_no_memory_for_a_place_there_is_none() -> None:
 
 def test_a_table_and_places_are_behind_all_else_in_a_segment() -> None:
     for world in (2, 5, 64):
-        layout = SegmentLayout(world)
+        layout = SegmentLayout.of_ranks(world)
         assert layout.taken_at == layout.room(layout.rooms)
         assert 8 * layout.taken(0, 0) == layout.taken_at
         assert 8 * layout.taken(world - 1, PARCELS - 1) + 8 <= layout.parcel_at(0)
