@@ -6,8 +6,7 @@ fragments and while they compute (Streaming DiLoCo, arXiv 2501.18512). Each roun
     turn        of a fragment (quicoll.train.diloco_turns): the pseudo-gradients of all logical workers, the job's
                 parameters less the worker's, are averaged in canonical order; `delay` inner steps later, by number,
                 the outer optimizer steps with the mean, and each worker goes on from its result
-    stage       what each worker has of its own by then; while the last exchange is under way, unless its result is mixed
-                in
+    stage       what each worker has of its own by then; while the last exchange is under way, unless that is mixed in
     commit      the job's parameters, the outer optimizer, every worker's own memory (quicoll.train.diloco_workers) and
                 the data's position move together, on all ranks, or nothing does
 
