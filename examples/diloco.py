@@ -9,11 +9,16 @@ printed, since the workers of a rank that was killed begin anew then. With `--qu
 rank that is slower than the others; that is in the journal too. With QUICOLL_LOCAL=off the ranks of one host use links,
 as between hosts, and the bytes at the end are those that would cross them.
 
+On two levels: two sites of two ranks, each of which computes a half of what its site's workers read in a step. The
+gradients are averaged inside of a site in each step, and only rounds go across. Kill a rank, or both of a site:
+
+    QUICOLL_LOCAL=off quicoll run -n 4 --seed 7 examples/diloco.py --parts 2 --sites aabb --wire int4
+
 The loss at the end is of an eighth of the text, which nobody reads. What it comes to, and beside what, is in
 docs/howto/diloco.md; the settings that are there, in some minutes on four processors:
 
     quicoll run -n 4 --seed 7 examples/diloco.py --rounds 320 --every 56 --fragments 1 --delay 0 --wire int4 \
-        --rate 0.006 --anneal --dropout 0
+        --algorithm direct --rate 0.006 --anneal --dropout 0
 """
 
 import argparse
@@ -60,6 +65,12 @@ def begins(seed: int, step: int, worker: int, pieces: int) -> torch.Tensor:
     return torch.randint(0, len(TEXT) - LENGTH - 1, (pieces,), generator=generator)
 
 
+def begins_of_part(seed: int, step: int, shard: int, pieces: int, parts: int) -> torch.Tensor:
+    """The same of a logical shard, which is a part of a logical worker."""
+    worker, part = divmod(shard, parts)
+    return begins(seed, step, worker, pieces)[part * pieces // parts : (part + 1) * pieces // parts]
+
+
 def loss(model: nn.Module, text: torch.Tensor, begin: torch.Tensor) -> torch.Tensor:
     """Of pieces of a text."""
     rows = text[begin[:, None] + torch.arange(LENGTH + 1)]
@@ -92,6 +103,8 @@ async def main() -> None:
     parser.add_argument("--outer-rate", type=float, default=0.7)
     parser.add_argument("--momentum", type=float, default=0.9, help="of the outer optimizer")
     parser.add_argument("--pieces", type=int, default=8, help="that a worker reads in an inner step")
+    parser.add_argument("--parts", type=int, default=1, help="into which a site's ranks divide these, each step")
+    parser.add_argument("--sites", help="a letter for each worker of `quicoll run`; else QUICOLL_SITE says it")
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--seed", type=int, default=1, help="of the model, and of what is read when")
     parser.add_argument("--backup", type=int, default=0, help="ranks that keep a copy of what a worker has of its own")
@@ -105,7 +118,8 @@ async def main() -> None:
     torch.manual_seed(options.seed)
     model = Reader(options.dropout)
     steps = options.rounds * options.every
-    async with quicoll.join() as job:
+    number = int(os.environ.get("QUICOLL_NODE", "0").rpartition("-")[2]) if options.sites else 0
+    async with quicoll.join(site=options.sites[number] if options.sites else None) as job:
         print(f"process {os.getpid()} is rank {job.rank} of {job.world_size}", flush=True)
         diloco = quicoll.train.DiLoCo(
             job,
@@ -114,8 +128,11 @@ async def main() -> None:
             torch.optim.SGD(
                 model.parameters(), lr=options.outer_rate, momentum=options.momentum, nesterov=options.momentum > 0
             ),
-            lambda model, part: loss(model, TEXT, begins(options.seed, part.step, part.shard, options.pieces)),
-            shards=WORKERS,
+            lambda model, part: loss(
+                model, TEXT, begins_of_part(options.seed, part.step, part.shard, options.pieces, options.parts)
+            ),
+            shards=WORKERS * options.parts,
+            parts=options.parts,
             every=options.every,
             fragments=options.fragments,
             delay=options.delay,

@@ -1,7 +1,9 @@
 """The division of elements between ranks and into chunks.
 
-Boundaries are multiples of GRAIN elements: a cache line or more of every type, so that no two pieces share one, and
-a handful of elements is not cut at all.
+Boundaries are multiples of a grain. Of numbers it is GRAIN of them: a cache line or more of every type, so that no two
+pieces share one, and a handful of elements is not cut at all. An element that is longer than any number is a block of
+a wire format, many numbers in itself: it is its own grain, for with GRAIN of them the last of four equal shares of 400
+blocks would have a tenth of the bytes and the others three.
 """
 
 from __future__ import annotations
@@ -11,17 +13,35 @@ from typing import TypeAlias
 
 from quicoll.errors import LocalError
 
-__all__ = ["GRAIN", "MIB", "Piece", "chunks", "interleaved", "require_at_least", "require_rank", "shares"]
+__all__ = [
+    "GRAIN",
+    "LONGEST_NUMBER",
+    "MIB",
+    "Piece",
+    "chunks",
+    "grain_of",
+    "interleaved",
+    "require_at_least",
+    "require_rank",
+    "shares",
+]
 
 MIB = 1 << 20
 GRAIN = 64
+LONGEST_NUMBER = 16
+"""Bytes of an element; longer ones are blocks of a wire format."""
 
 Piece: TypeAlias = tuple[int, int]
 
 
-def shares(elements: int, parts: int) -> list[Piece]:
+def grain_of(itemsize: int) -> int:
+    """Return of how many elements of so many bytes a boundary is a multiple."""
+    return GRAIN if itemsize <= LONGEST_NUMBER else 1
+
+
+def shares(elements: int, parts: int, grain: int = GRAIN) -> list[Piece]:
     """Divide [0, elements) into at most `parts` pieces [start, stop), in order, none empty, equal but for the last."""
-    return _cut(0, elements, _up(-(-elements // parts), GRAIN))
+    return _cut(0, elements, _up(-(-elements // parts), grain))
 
 
 def chunks(piece: Piece, limit: int) -> list[Piece]:

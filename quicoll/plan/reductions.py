@@ -35,13 +35,24 @@ from typing import Literal, TypeAlias
 
 from quicoll.errors import LocalError
 from quicoll.plan.canonical import CanonicalTree
-from quicoll.plan.chunks import MIB, Piece, chunks, interleaved, require_at_least, require_rank, shares
+from quicoll.plan.chunks import (
+    LONGEST_NUMBER,
+    MIB,
+    Piece,
+    chunks,
+    grain_of,
+    interleaved,
+    require_at_least,
+    require_rank,
+    shares,
+)
 from quicoll.plan.model import Buf, Lane, Parameter, Plan, PlanStep, RecvStep, ReduceStep, Scratch, SendStep, Span
 from quicoll.plan.ring import ring_lanes
 from quicoll.plan.routes import Place, halving, normal_sites, site_members, star, through_sites
 
 __all__ = [
     "CANONICAL",
+    "MIN_BLOCKS_SHARE_BYTES",
     "MIN_SHARE_BYTES",
     "REDUCTIONS",
     "ROUTES",
@@ -56,6 +67,9 @@ Algorithm: TypeAlias = Literal["direct", "tree", "hierarchical", "exchange", "ri
 
 # Below this a share costs more as messages of its own (about 100 microseconds each) than it saves by being spread.
 MIN_SHARE_BYTES = 16 * 1024
+# The same of blocks of a wire format, which take some 25 times as long to be combined. And bytes are dear where one is
+# used: of a tensor with one owner that rank sends p / 2 times as many as all do in the mean.
+MIN_BLOCKS_SHARE_BYTES = 2 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,8 +306,9 @@ class _Order:
         if self._route is not None and not self._route.shared:
             pieces = chunks((0, elements), self.limit)
             return [(owners[i % len(owners)], piece) for i, piece in enumerate(pieces)], self.depth
-        worth = -(-elements * self.itemsize // MIN_SHARE_BYTES)
-        parts = shares(elements, max(1, min(len(owners), worth)))
+        least = MIN_SHARE_BYTES if self.itemsize <= LONGEST_NUMBER else MIN_BLOCKS_SHARE_BYTES
+        worth = -(-elements * self.itemsize // least)
+        parts = shares(elements, max(1, min(len(owners), worth)), grain_of(self.itemsize))
         return interleaved(list(zip(owners, parts, strict=False)), self.limit), max(1, len(parts)) * self.depth
 
     def plan(

@@ -6,6 +6,7 @@ fragments and while they compute (Streaming DiLoCo, arXiv 2501.18512). Each roun
     turn        of a fragment (quicoll.train.diloco_turns): the pseudo-gradients of all logical workers, the job's
                 parameters less the worker's, are averaged in canonical order; `delay` inner steps later, by number,
                 the outer optimizer steps with the mean, and each worker goes on from its result
+    stage       what each worker has of its own by then; while the last exchange is under way, unless that is mixed in
     commit      the job's parameters, the outer optimizer, every worker's own memory (quicoll.train.diloco_workers) and
                 the data's position move together, on all ranks, or nothing does
 
@@ -86,6 +87,7 @@ if TYPE_CHECKING:
     import torch
 
     from quicoll.checkpoint.parts import Shard
+    from quicoll.collectives.handle import Handle
     from quicoll.data.feed import Feed
     from quicoll.data.portions import Position
     from quicoll.data.sampler import Sampler
@@ -335,6 +337,7 @@ class DiLoCo(Worker):
         under_way: dict[int, UnderWay] = {}
         position = None if self._sampler is None else self._sampler.position
         done = 0
+        told: Handle[Any] | None = None
         for turn in self._turns:
             while done < turn.at:
                 done += 1
@@ -346,6 +349,8 @@ class DiLoCo(Worker):
                 continue
             if done == self._every:
                 said.close()  # the last stretch, which ends with the round
+            if done == self._every and not self._mix:
+                told = await self._stage(step, home, workers, times)
             began = clock()
             mean = await lanes.whole(under_way.pop(turn.fragment))
             factor = await said.factor(turn.fragment)
@@ -353,6 +358,23 @@ class DiLoCo(Worker):
                 mean = mean * factor
             times.communication += clock() - began
             self._apply(turn.fragment, mean, workers, values, states)
+        if told is None:
+            told = await self._stage(step, home, workers, times)
+        began = clock()
+        happened = await said.settle()
+        counted = sum(map(any, zip(*happened.done, strict=True))) if happened.done else self._workers
+        loss = fsum(np.asarray(await told).tolist()) / max(counted, 1)
+        times.communication += clock() - began
+        return lambda: self._commit(values, states, loss, happened)
+
+    async def _stage(
+        self, step: Step, home: WorkerHome, workers: Sequence[LogicalWorker], times: StepTimes
+    ) -> Handle[Any]:
+        """Stage the rows of the workers here, and tell all ranks their losses; return those of all.
+
+        Where nothing is mixed, no row depends on what the last exchange of a round comes to: it is not waited for.
+        """
+        clock, length = asyncio.get_running_loop().time, self._rows.length
         began = clock()
         losses = [float(worker.loss) / max(worker.steps, 1) for worker in workers] if home.speaks else []
         told = self._job.group.all_gather(np.array(losses, np.float32))
@@ -362,11 +384,8 @@ class DiLoCo(Worker):
                 worker.state = None
             self._rows.write(worker, rows[place * length : (place + 1) * length])
         await self._own.stage(step, {_PIECE: rows})
-        happened = await said.settle()
-        counted = sum(map(any, zip(*happened.done, strict=True))) if happened.done else self._workers
-        loss = fsum(np.asarray(await told).tolist()) / max(counted, 1)
         times.communication += clock() - began
-        return lambda: self._commit(values, states, loss, happened)
+        return told
 
     def _lanes_in(self, step: Step) -> SiteLanes:
         """The groups of the view in which a step runs."""

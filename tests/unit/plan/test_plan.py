@@ -215,6 +215,34 @@ def test_a_few_elements_have_one_owner_and_many_are_shared() -> None:
     assert owners(1_000_000) == list(range(8))
 
 
+@pytest.mark.parametrize("world", [2, 3, 4, 7])
+def test_a_small_tensor_in_blocks_of_a_wire_format_is_shared_so_that_no_rank_sends_much_more_than_another(
+    world: int,
+) -> None:
+    row, blocks = 34, 421  # int4, of 26,944 numbers: less than what one owner has of numbers
+    plans = [
+        all_reduce(
+            algorithm="direct", rank=rank, world=world, elements=blocks, leaves=world, itemsize=row, wide_itemsize=256,
+            loose=7,
+        )
+        for rank in range(world)
+    ]  # fmt: skip
+    validate(plans)
+    mean = 2 * (world - 1) / world * row * blocks
+    assert sum(plan.bytes_sent for plan in plans) == round(mean * world)
+    for plan in plans:
+        assert abs(plan.bytes_sent / mean - 1) < 0.04
+    few = [
+        all_reduce(
+            algorithm="direct", rank=rank, world=world, elements=60, leaves=world, itemsize=row, wide_itemsize=256,
+            loose=7,
+        )
+        for rank in range(world)
+    ]  # fmt: skip
+    assert [bool(plan.bytes_sent) for plan in few] == [True] * world
+    assert few[0].bytes_sent == (world - 1) * 60 * row, "so few have one owner"
+
+
 def test_direct_moves_no_more_bytes_than_a_ring_needs() -> None:
     """One leaf on each rank: (p - 1) / p of the tensor out and in, twice."""
     for world in (2, 4, 8):
