@@ -127,9 +127,9 @@ class LonePlane:
         """Let the plane have a packet of these frames."""
         self.give(self.packet(*frames, number=number, cid=cid), address)
 
-    def give(self, data: bytes, address: Address = HOME, size: int = 0) -> None:
-        """Let the plane have a datagram, or a run of those of `size` bytes."""
-        self.plane.receive(DatagramRun(memoryview(bytearray(data)), size or len(data), address), self.now)
+    def give(self, data: bytes, address: Address = HOME, size: int = 0, *, waited_ns: int = 0) -> None:
+        """Let the plane have a datagram, or a run of those of `size` bytes, which lay in its host for so long."""
+        self.plane.receive(DatagramRun(memoryview(bytearray(data)), size or len(data), address, waited_ns), self.now)
 
     def hear(self) -> list[Said]:
         """Return what the plane sends now."""

@@ -2,7 +2,7 @@
 
 One direction carries data, the other acknowledgements; both lose and delay packets at random, from a seed. Unless it is
 paced, a sender sends at once, as one run, what the window allows: the least favourable case for a path that reorders.
-Several transfers may share a line, and its queue: `run_together`.
+Several transfers may share a line, and its queue: `run_together`. Hosts may come late, with all that came meanwhile.
 """
 
 from __future__ import annotations
@@ -72,6 +72,27 @@ class Line:
         return self._is_bad
 
 
+class BusyHost:
+    """A host that does something else now and then: what comes meanwhile is read when it is back.
+
+    every_ns: from the end of one such time to the next, on average. most_ns: the longest; half of that on average.
+    stamped: whether it knows when something came that it reads later.
+    """
+
+    def __init__(self, seed: int, *, every_ns: int, most_ns: int, stamped: bool = True) -> None:
+        self.stamped = stamped
+        self._random = random.Random(seed)
+        self._every_ns, self._most_ns = every_ns, most_ns
+        self._begin_ns = self._end_ns = 0
+
+    def reads(self, at_ns: int) -> int:
+        """When it reads what comes at a time; times may go back a little."""
+        while self._end_ns <= at_ns:
+            self._begin_ns = self._end_ns + int(self._random.expovariate(1 / self._every_ns))
+            self._end_ns = self._begin_ns + int(self._random.random() * self._most_ns)
+        return self._end_ns if self._begin_ns <= at_ns else at_ns
+
+
 class Receiver:
     """Acknowledges each second packet at once, and each that comes out of order; others within 25 ms."""
 
@@ -81,7 +102,7 @@ class Receiver:
         self.due_ns: int | None = None
         self._delay_ns = delay_ns
 
-    def receive(self, number: int, now_ns: int) -> bool:
+    def receive(self, number: int, came_ns: int, now_ns: int) -> bool:
         """Whether to acknowledge now."""
         in_order = number == self.largest + 1
         self.got.add(number)
@@ -90,7 +111,7 @@ class Receiver:
         if not in_order or self.unacked >= 2:
             return True
         if self.due_ns is None:
-            self.first_ns, self.due_ns = now_ns, now_ns + self._delay_ns
+            self.first_ns, self.due_ns = came_ns, now_ns + self._delay_ns
         return False
 
     def ranges(self) -> list[tuple[int, int]]:
@@ -103,7 +124,8 @@ class Receiver:
 class Transfer:
     """`packets` packets from one end to the other; `run` returns the nanoseconds that it took.
 
-    arrived: how many have arrived by now. begin_ns: when the first is sent.
+    arrived: how many have arrived by now. begin_ns: when the first is sent. hosts: who sends, and who receives; None:
+    hosts that have nothing else to do.
     """
 
     def __init__(
@@ -117,7 +139,9 @@ class Transfer:
         ack_delay_ns: int = 25 * MS,
         paced: bool = False,
         begin_ns: int = 0,
+        hosts: tuple[BusyHost, BusyHost] | None = None,
     ) -> None:
+        self._hosts = hosts
         self.recovery = recovery(controller, rtt_ns=2 * forth.delay_ns, max_ack_delay_ns=ack_delay_ns)
         self._pacer = Pacer(DATAGRAM, begin_ns) if paced else None
         self.now_ns = 0
@@ -157,6 +181,8 @@ class Transfer:
         """When something happens next; None: never."""
         paced_ns = self._pacer.due_ns if self._pacer is not None else None
         due = [at for at in (self.recovery.deadline(), self._receiver.due_ns, paced_ns) if at is not None]
+        if self._hosts is not None and due:
+            due = [self._hosts[0].reads(max(self.now_ns, min(due)))]
         due += [self._events[0][0]] if self._events else []
         return max(self.now_ns, min(due)) if due else None
 
@@ -167,15 +193,15 @@ class Transfer:
         while self._events and self._events[0][0] <= self.now_ns:
             _, _, kind, what = heapq.heappop(self._events)
             if kind == "data":
-                assert isinstance(what, int)
+                assert isinstance(what, tuple)
                 self.arrived += 1
-                if self._receiver.receive(what, self.now_ns):
-                    self._acknowledge(0)
+                if self._receiver.receive(what[0], what[1], self.now_ns):
+                    self._acknowledge(self.now_ns - what[1])
             elif kind == "begin":
                 pass
             else:
                 assert isinstance(what, tuple)
-                outcome = recovery.on_ack(what[0], what[1], self.now_ns)
+                outcome = recovery.on_ack(what[0], what[1], self.now_ns, what[2])
                 for run, start, stop in outcome.acked:
                     self._undelivered.difference_update(run.items[0][start - run.first : stop - run.first])
                 self._again(outcome.lost)
@@ -198,12 +224,23 @@ class Transfer:
             self._queue.extendleft(chunk for chunk in chunks[::-1] if chunk in self._undelivered)
 
     def _acknowledge(self, delay_ns: int) -> None:
-        self._schedule("ack", (self._receiver.ranges(), delay_ns), self._back.arrival(60, self.now_ns))
+        came_ns = self._back.arrival(60, self.now_ns)
+        ranges = self._receiver.ranges()
+        if came_ns is not None:
+            read_ns, known_ns = self._read(0, came_ns)
+            self._schedule("ack", (ranges, delay_ns, known_ns), read_ns)
 
-    def _schedule(self, kind: str, what: object, at_ns: int | None) -> None:
-        if at_ns is not None:
-            self._count += 1
-            heapq.heappush(self._events, (at_ns, self._count, kind, what))
+    def _read(self, end: int, came_ns: int) -> tuple[int, int]:
+        """When the sender (0) or the receiver (1) reads what comes at a time, and when it thinks that this came."""
+        if self._hosts is None:
+            return came_ns, came_ns
+        host = self._hosts[end]
+        read_ns = host.reads(came_ns)
+        return read_ns, came_ns if host.stamped else read_ns
+
+    def _schedule(self, kind: str, what: object, at_ns: int) -> None:
+        self._count += 1
+        heapq.heappush(self._events, (at_ns, self._count, kind, what))
 
     def _send(self, probes: int) -> bool:
         """Send what may leave at once as one run; return whether anything did."""
@@ -222,6 +259,8 @@ class Transfer:
                 chunks.append(chunk)
         if not self._queue:
             recovery.on_app_limited()
+            if self._pacer is not None:
+                self._pacer.nothing_waits()
         if not chunks:
             return False
         if self._pacer is not None:
@@ -231,7 +270,10 @@ class Transfer:
         self.sent += len(chunks)
         recovery.on_sent(PacketRun(first, self._number, DATAGRAM, 0, self.now_ns, (chunks,)))
         for number in range(first, self._number):
-            self._schedule("data", number, self._forth.arrival(DATAGRAM, self.now_ns))
+            came_ns = self._forth.arrival(DATAGRAM, self.now_ns)
+            if came_ns is not None:
+                read_ns, known_ns = self._read(1, came_ns)
+                self._schedule("data", (number, known_ns), read_ns)
         return True
 
 

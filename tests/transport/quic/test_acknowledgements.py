@@ -221,3 +221,11 @@ def test_gaps_of_what_was_lost_leave_place_for_runs_however_many_they_were() -> 
         assert acks.is_new(10 * i - 1) == (i > 0), "what is late by a few is still taken"
     assert without < 5000 * 2 // 5
     assert acks.has_place(256) or len(acks._known) > 768
+
+
+def test_the_peer_is_told_how_long_a_packet_lay_in_this_host_as_well() -> None:
+    acks = Acknowledgements()
+    acks.note(0, 1, 1200, eliciting=True, now_ns=50_000_000, arrived_ns=30_000_000)
+    assert acks.due_ns == 55_000_000, "it is answered as soon as any other"
+    frame, _ = acks.frame(51_000_000, 1000)
+    assert read(frame).delay << 3 == 21_000

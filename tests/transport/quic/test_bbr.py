@@ -46,6 +46,7 @@ class Driven:
         self.bbr.on_acked(
             AckSample(
                 now_ns=self.now,
+                path_ns=self.now,
                 acked=acked,
                 fresh=acked,
                 prior_in_flight=acked + flight,
@@ -109,7 +110,20 @@ def arrives(driven: Driven, left_ns: int, arrived_ns: int, *, packets: int = 200
         rtt = driven.now - sent
         bbr.on_acked(
             AckSample(
-                driven.now, SIZE, SIZE, CONTENTS, CONTENTS, driven.delivered, before, None, False, rtt, rtt, RTT, sent
+                driven.now,
+                driven.now,
+                SIZE,
+                SIZE,
+                CONTENTS,
+                CONTENTS,
+                driven.delivered,
+                before,
+                None,
+                False,
+                rtt,
+                rtt,
+                RTT,
+                sent,
             )
         )
         driven._look()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pytest
-from recovery_link import DATAGRAM, MS, Line, Transfer, run_together
+from recovery_link import DATAGRAM, MS, BusyHost, Line, Transfer, run_together
 
 from quicoll_transport.quic.bbr import Bbr
 from quicoll_transport.quic.cubic import Cubic
@@ -198,3 +198,32 @@ def after_heartbeats(seconds: int, *, warm: bool) -> float:
 def test_heartbeats_of_a_silence_say_nothing_of_the_path(seconds: int) -> None:
     assert after_heartbeats(seconds, warm=True) < 1.1
     assert after_heartbeats(seconds, warm=False) < after_heartbeats(0, warm=False) * 1.05
+
+
+def beside_other_work(seed: int, *, stamped: bool) -> list[float]:
+    """Ten operations of three path contents between hosts that come late, each over what the line alone takes for it.
+
+    They are away for 12 ms on average, after 15 ms: a rank's computing beside it, and others on its processors.
+    """
+    rate, rtt = 25_000_000, 50 * MS
+    hosts = tuple(BusyHost(seed + i, every_ns=15 * MS, most_ns=25 * MS, stamped=stamped) for i in (0, 100))
+    line, back = bottleneck(1.0, loss=0.001, rate=rate, rtt=rtt, seed=seed), Line(7, delay_ns=rtt // 2)
+    controller = Bbr(DATAGRAM, random.Random(seed).randbytes)
+    transfer = Transfer(2, controller, line, back, paced=True, ack_delay_ns=5 * MS, hosts=(hosts[0], hosts[1]))
+    transfer.run()
+    packets, ratios = 3 * rate * rtt // S // DATAGRAM, []
+    for _ in range(10):
+        begin = transfer.now_ns
+        transfer.ask(packets)
+        ratios.append((transfer.run() - begin) / (packets * DATAGRAM * S / rate + rtt))
+        transfer.now_ns += rtt
+    return ratios
+
+
+def test_hosts_that_come_late_are_not_taken_for_a_queue() -> None:
+    """Without the time at which something came, single losses of the path are congestion, and it gives way to them."""
+    seeds = range(1, 5)
+    known = sorted(ratio for seed in seeds for ratio in beside_other_work(seed, stamped=True)[1:])
+    unknown = sorted(ratio for seed in seeds for ratio in beside_other_work(seed, stamped=False)[1:])
+    assert known[-1] < 1.9, known
+    assert unknown[-1] > 2.0, "without it they are"

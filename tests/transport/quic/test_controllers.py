@@ -22,7 +22,7 @@ def ack(
     nbytes: int, now_ns: int = 0, *, limited: bool = False, in_flight: int = 0, fresh: int | None = None
 ) -> AckSample:
     fresh = nbytes if fresh is None else fresh
-    return AckSample(now_ns, nbytes, fresh, in_flight, 0, 0, 0, None, limited, RTT, RTT, RTT, now_ns)
+    return AckSample(now_ns, now_ns, nbytes, fresh, in_flight, 0, 0, 0, None, limited, RTT, RTT, RTT, now_ns)
 
 
 def loss(now_ns: int = 0, *, begins: bool = True) -> LossSample:

@@ -152,6 +152,14 @@ def test_a_client_is_confirmed_when_the_server_says_so_and_a_server_from_the_beg
     assert client.plane.confirmed
 
 
+@pytest.mark.parametrize("count", [1, 16])
+def test_how_long_packets_lay_in_this_host_is_told_with_their_acknowledgement(server: LonePlane, count: int) -> None:
+    packets = run_of(server, count)
+    server.give(b"".join(packets), size=len(packets[0]), waited_ns=16 * MS)
+    server.now += 8 * MS
+    assert server.heard(f.AckFrame)[-1].delay << 3 == 24_000
+
+
 def test_an_acknowledgement_or_padding_alone_asks_for_none(server: LonePlane) -> None:
     """RFC 9000 section 13.2: only what asks for one is answered, however long one waits."""
     server.plane.ping()

@@ -555,3 +555,40 @@ def test_a_path_that_is_dark_for_a_while_is_persistent_congestion_and_goes_on() 
     transfer = Transfer(2000, Cubic(DATAGRAM), Line(1, rate=10_000_000, dark=dark), Line(2, dark=dark))
     assert transfer.run() < 9_000 * MS
     assert transfer.timeouts >= 4
+
+
+def samples_of(recorder: Recorder) -> list[AckSample]:
+    return [what for what in recorder.told if isinstance(what, AckSample)]
+
+
+def test_how_long_an_acknowledgement_has_waited_at_either_host_is_not_the_paths() -> None:
+    recovery = recovery_of(recorder := Recorder(), ack_delay_ns=5 * MS)
+    send(recovery, 0, 10, 0)
+    recovery.on_ack([(0, 10)], 0, RTT)
+    send(recovery, 10, 20, RTT)
+    recovery.on_ack([(0, 20)], 30 * MS, 2 * RTT + 50 * MS, 2 * RTT + 30 * MS)  # read 20 ms after it came
+    quick, late = samples_of(recorder)
+    assert (quick.rtt_ns, late.rtt_ns) == (RTT, RTT)
+    assert (quick.path_ns, late.path_ns) == (RTT, 2 * RTT)
+    assert late.rate == quick.rate == 10_000 * 10**9 // RTT
+    assert late.now_ns == 2 * RTT + 50 * MS
+    assert recovery.rtt.latest_ns == RTT + 50 * MS, "a probe timeout has to be long enough for such a peer"
+
+
+def test_a_peer_that_names_waits_which_were_none_makes_no_round_trip_shorter_than_the_shortest() -> None:
+    recovery = recovery_of(recorder := Recorder(), ack_delay_ns=5 * MS)
+    send(recovery, 0, 1, 0)
+    recovery.on_ack([(0, 1)], 0, RTT)
+    send(recovery, 1, 11, RTT)
+    recovery.on_ack([(0, 11)], 10**12, 2 * RTT)
+    lie = samples_of(recorder)[-1]
+    assert lie.rtt_ns == RTT - 5 * MS, "but for what RFC 9002 section 5.3 believes anybody"
+    assert lie.path_ns == 2 * RTT - 5 * MS
+
+
+def test_the_wait_of_the_largest_number_says_nothing_of_others_that_are_new() -> None:
+    recovery = recovery_of(recorder := Recorder(), ack_delay_ns=5 * MS)
+    send(recovery, 0, 10, 0)
+    recovery.on_ack([(9, 10)], 0, RTT)
+    recovery.on_ack([(7, 10)], 20 * MS, RTT + 20 * MS)
+    assert samples_of(recorder)[-1].path_ns == RTT + 20 * MS

@@ -10,7 +10,7 @@ import errno
 import socket
 
 from quicoll_transport.errors import AddressError
-from quicoll_transport.net import offload
+from quicoll_transport.net import arrival, offload
 from quicoll_transport.net.addresses import Address, format_address
 from quicoll_transport.net.trouble import report_errors
 
@@ -32,7 +32,9 @@ _BINDING = {
 }
 
 
-def bound_socket(host: str, port: int, *, v6only: bool, errors: bool, many: bool) -> socket.socket:
+def bound_socket(
+    host: str, port: int, *, v6only: bool, errors: bool, many: bool, stamped: bool
+) -> socket.socket:  # fmt: skip
     """Return a socket that does not block, on the first address of a host that can be bound.
 
     Args:
@@ -41,6 +43,7 @@ def bound_socket(host: str, port: int, *, v6only: bool, errors: bool, many: bool
         v6only: Whether one on "::" leaves IPv4 to others.
         errors: Whether the system queues ICMP errors for it.
         many: Whether the system is asked to give datagrams together.
+        stamped: Whether it is asked when they came.
     Raises:
         AddressError: There is no such address; it names the host and what is wrong with it.
     """
@@ -51,7 +54,7 @@ def bound_socket(host: str, port: int, *, v6only: bool, errors: bool, many: bool
     failed: OSError | None = None
     for family, kind, proto, _, address in found:
         try:
-            return _open(family, kind, proto, address, v6only=v6only, errors=errors, many=many)
+            return _open(family, kind, proto, address, v6only=v6only, errors=errors, many=many, stamped=stamped)
         except OSError as error:
             failed = failed or error
     assert failed is not None  # noqa: S101 - getaddrinfo finds something or raises
@@ -60,7 +63,7 @@ def bound_socket(host: str, port: int, *, v6only: bool, errors: bool, many: bool
 
 
 def _open(
-    family: int, kind: int, proto: int, address: Address, *, v6only: bool, errors: bool, many: bool
+    family: int, kind: int, proto: int, address: Address, *, v6only: bool, errors: bool, many: bool, stamped: bool
 ) -> socket.socket:
     opened = socket.socket(family, kind, proto)
     try:
@@ -75,6 +78,9 @@ def _open(
         if many:
             with contextlib.suppress(OSError):  # then they come one by one
                 offload.coalesce(opened)
+        if stamped:
+            with contextlib.suppress(OSError):  # then nobody knows
+                arrival.stamp(opened)
         opened.bind(address)
     except BaseException:
         opened.close()

@@ -31,14 +31,17 @@ class DatagramRun:
         memory: Their bytes, one dimension of unsigned bytes; never empty.
         size: Bytes of each; the last one may be shorter.
         address: Of the other side, canonical.
+        waited_ns: How long they lay in this host, from when its network had them until they were taken; 0 where that
+            is not known, and of what is to be sent.
     """
 
-    __slots__ = ("address", "memory", "size")
+    __slots__ = ("address", "memory", "size", "waited_ns")
 
-    def __init__(self, memory: memoryview, size: int, address: Address) -> None:
+    def __init__(self, memory: memoryview, size: int, address: Address, waited_ns: int = 0) -> None:
         self.memory = memory
         self.size = size
         self.address = address
+        self.waited_ns = waited_ns
 
     def __len__(self) -> int:
         """Return the number of datagrams."""
@@ -55,11 +58,11 @@ class DatagramRun:
 
     def part(self, start: int, stop: int) -> DatagramRun:
         """Return the datagrams from number `start` up to `stop`, over the same memory; there has to be one at least."""
-        return DatagramRun(self.memory[start * self.size : stop * self.size], self.size, self.address)
+        return DatagramRun(self.memory[start * self.size : stop * self.size], self.size, self.address, self.waited_ns)
 
     def kept(self) -> DatagramRun:
         """Return the same datagrams in memory of their own."""
-        return DatagramRun(memoryview(bytearray(self.memory)), self.size, self.address)
+        return DatagramRun(memoryview(bytearray(self.memory)), self.size, self.address, self.waited_ns)
 
 
 def joined(datagrams: Iterable[tuple[bytes | memoryview, Address]]) -> list[DatagramRun]:

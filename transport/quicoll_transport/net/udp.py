@@ -31,12 +31,13 @@ import asyncio
 import errno
 import socket
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from quicoll_transport.errors import AddressError
-from quicoll_transport.net import offload
+from quicoll_transport.net import arrival, offload
 from quicoll_transport.net.addresses import Address, canonical, format_address, is_numeric, is_v6
 from quicoll_transport.net.binding import bound_socket
 from quicoll_transport.net.resolver import Resolver, scope_of
@@ -53,6 +54,8 @@ __all__ = [
 _DRAIN = 1 << 20  # bytes taken before the endpoint answers; more would delay acknowledgements
 _READS = 128  # system calls for them, likewise: small datagrams cost as much as large ones
 _PIECE = 65536  # bytes that one system call may give
+_ANCILLARY = offload.ANCILLARY + arrival.ANCILLARY
+_TOGETHER_NS = 1_000_000  # between the first and the last of a run, for they have one time of arrival
 _BACKLOG = 4 << 20  # bytes kept while the socket is full; beyond it they are lost, which QUIC repairs
 _KEPT_RUN = 512  # bytes that a run in the backlog costs beside its datagrams
 _ADDRESSES = 4096  # whose other form is remembered
@@ -111,7 +114,10 @@ class UdpSocket:
         able = offload.supported()
         self._sends_many = able.sends
         self._receives_many = able.receives
-        self._socket = bound_socket(host, port, v6only=v6only, errors=self._errors, many=self._receives_many)
+        self._stamped = arrival.supported()
+        self._socket = bound_socket(
+            host, port, v6only=v6only, errors=self._errors, many=self._receives_many, stamped=self._stamped
+        )
         self._v6 = self._socket.family == socket.AF_INET6
         both = self._v6 and not self._socket.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)
         self._families = (False, True) if both else (self._v6,)  # by is_v6
@@ -156,11 +162,12 @@ class UdpSocket:
     def _take(self) -> list[DatagramRun]:
         """Read what there is, within the bounds; it stays in the slab until the next call."""
         heads: list[tuple[int, int, Address]] = []  # of each run: where it starts, size of its datagrams, who sent it
-        start = filled = size = 0
+        came: list[int] = []  # when its last one came
+        start = filled = size = first_ns = 0
         sender: Address = ()
         for _ in range(_READS):
             try:
-                length, each, source = self._read(self._slab[filled : filled + _PIECE])
+                length, each, source, at_ns = self._read(self._slab[filled : filled + _PIECE])
             except BlockingIOError:
                 if not heads:  # woken by the error queue alone, or it would wake us for ever
                     self._read_errors()
@@ -172,25 +179,32 @@ class UdpSocket:
             if not length:
                 continue  # an empty datagram is in no run
             goes_on = source == sender and not (filled - start) % size and (each == size or each == length < size)
-            if not goes_on:
-                start, size, sender = filled, each, source
+            if not goes_on or at_ns - first_ns > _TOGETHER_NS:
+                start, size, sender, first_ns = filled, each, source, at_ns
                 heads.append((start, size, self._from_wire(source) if self._v6 else source))
+                came.append(at_ns)
+            else:
+                came[-1] = at_ns
             filled += length
             if filled >= _DRAIN:
                 break
         ends = [*(head[0] for head in heads[1:]), filled]
+        wall_ns = time.time_ns() if self._stamped else 0
         return [
-            DatagramRun(self._slab[start:end], size, address)
-            for (start, size, address), end in zip(heads, ends, strict=False)
+            DatagramRun(self._slab[start:end], size, address, arrival.waited(at_ns, wall_ns))
+            for (start, size, address), end, at_ns in zip(heads, ends, came, strict=False)
         ]
 
-    def _read(self, into: memoryview) -> tuple[int, int, Address]:
-        """Read once; return the number of bytes, the size of each datagram in them, and who sent them."""
-        if not self._receives_many:
+    def _read(self, into: memoryview) -> tuple[int, int, Address, int]:
+        """Read once; return the number of bytes, the size of each datagram in them, who sent them, and when they came.
+
+        That is in nanoseconds of the wall's clock; 0 where the system does not say it.
+        """
+        if not self._receives_many and not self._stamped:
             length, source = self._socket.recvfrom_into(into)
-            return length, length, source
-        length, ancillary, _, source = self._socket.recvmsg_into([into], offload.ANCILLARY)
-        return length, offload.coalesced_size(ancillary, length), source
+            return length, length, source, 0
+        length, ancillary, _, source = self._socket.recvmsg_into([into], _ANCILLARY)
+        return length, offload.coalesced_size(ancillary, length), source, arrival.stamp_of(ancillary)
 
     def _from_wire(self, address: Address) -> Address:
         known = self._canonical.get(address)

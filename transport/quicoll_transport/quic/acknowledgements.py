@@ -91,7 +91,9 @@ class Acknowledgements:
         """Return whether a packet with this number has not arrived yet."""
         return number > self.largest or (number >= self.floor and number not in self._known)
 
-    def note(self, start: int, stop: int, nbytes: int, *, eliciting: bool, now_ns: int) -> None:
+    def note(
+        self, start: int, stop: int, nbytes: int, *, eliciting: bool, now_ns: int, arrived_ns: int | None = None
+    ) -> None:
         """Take note of the packets [start, stop), all of them new.
 
         Args:
@@ -100,6 +102,7 @@ class Acknowledgements:
             nbytes: Bytes of all of them, as datagrams.
             eliciting: Whether any of them asks for an acknowledgement.
             now_ns: The time.
+            arrived_ns: When they came to this host, which the peer is told; None: now.
         """
         in_order = start == self.largest + 1
         self._known.add(start, stop)
@@ -107,7 +110,7 @@ class Acknowledgements:
         if not in_order:  # in order they only prolong the last range
             self._bound()
         if stop > self.largest + 1:
-            self.largest, self._largest_ns = stop - 1, now_ns
+            self.largest, self._largest_ns = stop - 1, now_ns if arrived_ns is None else arrived_ns
         self._heard += nbytes
         self._size = max(self._size, nbytes // (stop - start))
         if eliciting:

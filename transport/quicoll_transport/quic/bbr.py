@@ -302,7 +302,7 @@ class Bbr:
         else:
             self.bandwidth.on_sample(sample.rate, app_limited=sample.app_limited)
         if self.state is BbrState.STARTUP:
-            self._train.on_acked(sample.acked, sample.sent_ns, self._datagram, now_ns)
+            self._train.on_acked(sample.acked, sample.sent_ns, self._datagram, sample.path_ns)
         self.signs.on_acked(sample.acked, sample.prior_in_flight)
         self._clumps.on_acked(sample.acked, self._bounded, self._window, now_ns)
         if self.state is BbrState.UP:

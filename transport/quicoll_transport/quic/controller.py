@@ -13,6 +13,13 @@ Samples of the delivery rate follow draft-cheng-iccrg-delivery-rate-estimation: 
 delivered when it was sent, and the newest run of an acknowledgement tells how much was delivered since, over the longer
 of the times that it took to send and to acknowledge it. A sample that is `app_limited` says what the application asked
 for rather than what the path takes.
+
+Hosts that come late. A program that computes reads what came to its host when it has time to, all at once. To take that
+for the path's doing is to see a queue, and then a rate above the path's; a sender on two busy processors ended its
+start at a third of the rate, gave way to single losses, and in the next round filled the queue. So round trips and
+times of arrival here are the path's: without what the peer says that its acknowledgement has waited, however long, and
+without what that has waited here until it was read (`net.arrival`). A round trip is no shorter for it than the
+shortest that was seen with all waits, so a peer that names waits which were none wins nothing.
 """
 
 from __future__ import annotations
@@ -27,6 +34,8 @@ _NS = 1_000_000_000
 class AckSample(NamedTuple):
     """What one acknowledgement brought.
 
+    now_ns: the time. path_ns: the same without the time for which it, or the packet that it is for, has waited at
+        either host; so the differences of these are the path's. Never below that of the one before.
     acked: bytes newly acknowledged. fresh: those of them that were sent after the last recovery period began.
     prior_in_flight, in_flight: bytes in flight before it, and now, with what it showed to be lost taken away.
     delivered: bytes acknowledged so far. prior_delivered: the same when the newest of these packets was sent: a round
@@ -38,6 +47,7 @@ class AckSample(NamedTuple):
     """
 
     now_ns: int
+    path_ns: int
     acked: int
     fresh: int
     prior_in_flight: int

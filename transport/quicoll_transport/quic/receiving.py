@@ -99,7 +99,7 @@ class Receiver:
         self._follow_paths = follow_paths
         self._repairs = repairs
         self._slabs = Slabs()
-        self._now_ns = 0
+        self._now_ns = self._arrived_ns = 0  # when the packets that are being looked at came to this host
         self._path: Path = paths.current  # of the packet whose frames are being looked at, and the id that it was for
         self._cid = b""
         self._take: dict[type, Callable[..., None]] = {
@@ -133,10 +133,10 @@ class Receiver:
         """
         if not self._paths.accepts(run.address):
             return
-        self._now_ns = now_ns
+        self._now_ns, self._arrived_ns = now_ns, now_ns - run.waited_ns
         if len(run.memory) <= run.size:
             if self._ending.is_open:
-                self.receive_one(run.memory, run.address, now_ns)
+                self._receive_one(run.memory, run.address)
             return
         at, count, size = 0, len(run.memory) // run.size, run.size
         known = run.address == self._paths.current.address
@@ -154,15 +154,19 @@ class Receiver:
                 else:
                     alone, pause = at + done + pause, min(2 * pause, _MOST_ALONE)
             if not done:
-                self.receive_one(run.memory[at * size : (at + 1) * size], run.address, now_ns)
+                self._receive_one(run.memory[at * size : (at + 1) * size], run.address)
                 done = 1
             at += done
         if (rest := run.memory[count * size :]) and self._ending.is_open:
-            self.receive_one(rest, run.address, now_ns)
+            self._receive_one(rest, run.address)
 
     def receive_one(self, data: memoryview | bytes, address: tuple[object, ...], now_ns: int) -> None:
-        """Take one datagram; raises as `receive`."""
-        self._now_ns = now_ns
+        """Take one datagram that came now; raises as `receive`."""
+        self._now_ns = self._arrived_ns = now_ns
+        self._receive_one(data, address)
+
+    def _receive_one(self, data: memoryview | bytes, address: tuple[object, ...]) -> None:
+        now_ns = self._now_ns
         cid = bytes(data[1 : 1 + self._own_ids.size])
         opened = None
         if cid in self._own_ids:
@@ -287,7 +291,9 @@ class Receiver:
     # -- packets -------------------------------------------------------------------------------------------------
 
     def _note(self, start: int, stop: int, nbytes: int, *, eliciting: bool) -> None:
-        self._acknowledgements.note(start, stop, nbytes, eliciting=eliciting, now_ns=self._now_ns)
+        self._acknowledgements.note(
+            start, stop, nbytes, eliciting=eliciting, now_ns=self._now_ns, arrived_ns=self._arrived_ns
+        )
         self._ending.heard(self._now_ns)
         self.heard_ns = self._now_ns
 
@@ -316,7 +322,7 @@ class Receiver:
             self._keep(self._repairs, frame.stream_id, frame.offset, data, len(data))
 
     def _on_ack(self, frame: quic.AckFrame) -> None:
-        self._sender.on_ack(frame, self._now_ns)
+        self._sender.on_ack(frame, self._now_ns, self._arrived_ns)
 
     def _on_path_response(self, frame: quic.PathResponseFrame) -> None:
         self._paths.on_response(frame.data, self._now_ns)

@@ -60,6 +60,7 @@ _REAL = 16  # recoveries without a mistake until the reordering window shrinks (
 _MOST_LATE = 1 << 16  # lost packets that are remembered
 _PERSISTENT = 3  # kPersistentCongestionThreshold of RFC 9002 section 7.6.1
 _PROBES = 2  # packets sent by a probe timeout (section 6.2.4)
+_LEAST_TRIP_NS = 1_000  # as in rtt.py
 _RATES = 8  # samples whose median is `delivery_rate`
 _NS = 1_000_000_000
 
@@ -181,6 +182,7 @@ class LossRecovery(Generic[Item]):
         self._period, self._period_ns, self._period_before_ns, self._period_lost = 0, -1, -1, 0
         self._stretch: tuple[int, int, int] | None = None  # first number, its time of sending, and where it stops
         self._first_sample_ns: int | None = None
+        self._shortest_ns: int | None = None  # round trip without waits
         # delivery rate
         self._delivered = self._delivered_ns = self._began_ns = 0
         self._limited_until = -1  # of `_delivered`: until then, samples are limited by the application
@@ -225,13 +227,16 @@ class LossRecovery(Generic[Item]):
         """
         self._limited_until = self._delivered + self.in_flight
 
-    def on_ack(self, ranges: Sequence[tuple[int, int]], delay_ns: int, now_ns: int) -> AckOutcome[Item]:
+    def on_ack(
+        self, ranges: Sequence[tuple[int, int]], delay_ns: int, now_ns: int, arrived_ns: int | None = None
+    ) -> AckOutcome[Item]:
         """Take an acknowledgement.
 
         Args:
             ranges: Half-open, descending, as in its frame.
             delay_ns: How long the peer says that it waited.
-            now_ns: When it came.
+            now_ns: The time.
+            arrived_ns: When it came to this host; None: now.
         """
         self._forget(now_ns)
         prior = self.in_flight
@@ -239,11 +244,14 @@ class LossRecovery(Generic[Item]):
         acked = self._hit(news) if news else []
         late = self._late_hits(news, ranges[0][1] - 1, now_ns) if news and self._late else []
         self.largest_acked = max(self.largest_acked, ranges[0][1] - 1)
-        rtt_ns = self._measure(acked, ranges[0][1], delay_ns, now_ns)
+        path_ns = now_ns if arrived_ns is None else arrived_ns
+        if acked and acked[-1][2] == ranges[0][1]:
+            path_ns -= delay_ns
+        rtt_ns = self._measure(acked, ranges[0][1], delay_ns, path_ns, now_ns)
         lost = self._detect(now_ns, prior)
         if acked or late:
             self._backoff = 0
-            self._tell_acked(acked, late, prior, rtt_ns, now_ns)
+            self._tell_acked(acked, late, prior, rtt_ns, path_ns, now_ns)
         return AckOutcome(late + acked, lost)
 
     def deadline(self) -> int | None:
@@ -272,7 +280,7 @@ class LossRecovery(Generic[Item]):
         self._reordering, self._patience_ns, self._true_losses = _REORDERING, 0, 0
         self._period += 1  # whatever was lost before no longer counts for it
         self._period_ns, self._period_before_ns, self._period_lost = -1, -1, 0
-        self._stretch = self._first_sample_ns = None
+        self._stretch = self._first_sample_ns = self._shortest_ns = None
         self._limited_until = -1
         self._rates.clear()
 
@@ -334,7 +342,9 @@ class LossRecovery(Generic[Item]):
                 self._period_ns, self._period = self._period_before_ns, self._period + 1
                 self.controller.on_spurious(now_ns)
 
-    def _measure(self, acked: list[Piece[Item]], largest_stop: int, delay_ns: int, now_ns: int) -> int | None:
+    def _measure(
+        self, acked: list[Piece[Item]], largest_stop: int, delay_ns: int, path_ns: int, now_ns: int
+    ) -> int | None:
         """Take a sample of the round trip if the largest acknowledged packet is new (section 5.1)."""
         if not acked:
             return None
@@ -344,10 +354,20 @@ class LossRecovery(Generic[Item]):
         self.rtt.on_sample(now_ns - run.sent_ns, delay_ns)
         if self._first_sample_ns is None:
             self._first_sample_ns = now_ns
-        return max(now_ns - run.sent_ns - min(delay_ns, self._max_ack_delay_ns), 1)
+        # As section 5.3 has it, which does not believe in long waits; so nobody makes it shorter than such a one.
+        usual_ns = max(now_ns - run.sent_ns - min(delay_ns, self._max_ack_delay_ns), _LEAST_TRIP_NS)
+        if self._shortest_ns is None or usual_ns < self._shortest_ns:
+            self._shortest_ns = usual_ns
+        return max(path_ns - run.sent_ns, self._shortest_ns)
 
     def _tell_acked(
-        self, acked: list[Piece[Item]], late: list[Piece[Item]], prior: int, rtt_ns: int | None, now_ns: int
+        self,
+        acked: list[Piece[Item]],
+        late: list[Piece[Item]],
+        prior: int,
+        rtt_ns: int | None,
+        path_ns: int,
+        now_ns: int,
     ) -> None:
         total = fresh = 0
         newest: PacketRun[Item] | None = None
@@ -360,12 +380,13 @@ class LossRecovery(Generic[Item]):
         if newest is None:
             return
         self._delivered += total
-        self._delivered_ns = now_ns
-        rate = self._rate_since(newest, now_ns)
+        self._delivered_ns = max(self._delivered_ns, path_ns, newest.sent_ns + (self._shortest_ns or 0))
+        rate = self._rate_since(newest, self._delivered_ns)
         self._began_ns = max(self._began_ns, newest.sent_ns)
         self.controller.on_acked(
             AckSample(
                 now_ns=now_ns,
+                path_ns=self._delivered_ns,
                 acked=total,
                 fresh=fresh,
                 prior_in_flight=prior,
@@ -384,7 +405,7 @@ class LossRecovery(Generic[Item]):
     def _rate_since(self, run: PacketRun[Item], now_ns: int) -> int | None:
         """Return the delivery rate since a run was sent; None where acknowledgements were too close together."""
         interval = max(run.sent_ns - run._began_ns, now_ns - run._delivered_ns)
-        if interval < max(self.rtt.min_ns or 0, 1):
+        if interval < (self._shortest_ns or 1):
             return None
         rate = (self._delivered - run._delivered) * _NS // interval
         if not run._app_limited:
@@ -442,6 +463,7 @@ class LossRecovery(Generic[Item]):
                 self._stretch = None
                 self._period += 1  # not to be undone: what was lost in it no longer counts for it
                 self.rtt.on_persistent_congestion()
+                self._shortest_ns = None
                 self.controller.on_persistent_congestion(now_ns)
 
     def _is_persistent(self, lost: list[Piece[Item]]) -> bool:

@@ -128,14 +128,17 @@ class Sender:
 
     # -- what came back ------------------------------------------------------------------------------------------
 
-    def on_ack(self, frame: AckFrame, now_ns: int) -> None:
-        """Take an ACK frame. Raises FrameError when it acknowledges what was never sent."""
+    def on_ack(self, frame: AckFrame, now_ns: int, arrived_ns: int) -> None:
+        """Take an ACK frame that came to this host at `arrived_ns`.
+
+        Raises FrameError when it acknowledges what was never sent.
+        """
         largest = frame.ranges[0][1] - 1
         if largest >= self.number:
             raise FrameError(PROTOCOL_VIOLATION, "an acknowledgement of what was never sent")  # RFC 9000 section 13.1
         delay_ns = min(frame.delay << self._delay_shift, 1 << 40) * 1000
         self._keys.on_acknowledged(largest)
-        outcome = self.recovery.on_ack(frame.ranges, delay_ns, now_ns)
+        outcome = self.recovery.on_ack(frame.ranges, delay_ns, now_ns, arrived_ns)
         if self._trace is not None:
             self._trace.metrics(self.recovery)
         self._arrived(outcome.acked, now_ns)
@@ -247,6 +250,7 @@ class Sender:
         waits = protection is not None and self._protect(protection, out, now_ns)
         if outbound.oldest_bulk() is None and self.recovery.room and not waits:
             self.recovery.on_app_limited()
+            self._pacer.nothing_waits()
         return out
 
     def _begin_turn(self) -> None:
