@@ -1,6 +1,7 @@
 """The link to the coordinator that leads, dialled again for as long as the engine lives.
 
-dialled     the link is made; the endpoint tries until it is up, or ends
+dialled     the link is made; the endpoint tries until it is up, or ends. Of a coordinator with several addresses it
+            tries all, and goes on over another one when one falls silent
 up          `on_up`: the coordinator can be told things
 ended       `on_down` with the reason; a new link follows after `_REDIAL_S`, to the next coordinator where there are
             several (coordinator_choice.py)
@@ -41,8 +42,9 @@ class CoordinatorLink:
         self,
         endpoint: Endpoint,
         identity: Identity,
-        addresses: Sequence[Address],
+        coordinators: Sequence[Sequence[Address]],
         *,
+        pair: Callable[[Sequence[Address]], None],
         avoid_ns: int,
         loop: asyncio.AbstractEventLoop,
         on_up: Callable[[], None],
@@ -55,7 +57,8 @@ class CoordinatorLink:
         Args:
             endpoint: Where links are made.
             identity: The coordinator's.
-            addresses: Where coordinators listen; any of them may lead.
+            coordinators: The addresses of each coordinator; any of them may lead.
+            pair: Called with the addresses of one of them before it is dialled; see MultihomedIO.
             avoid_ns: How long one that has failed is not gone back to because another says that it leads.
             loop: The endpoint's.
             on_up: Called when a link is up.
@@ -65,7 +68,9 @@ class CoordinatorLink:
         """
         self._endpoint = endpoint
         self._identity = identity
-        self._choice = CoordinatorChoice(addresses, avoid_ns=avoid_ns)
+        self._choice = CoordinatorChoice([each[0] for each in coordinators], avoid_ns=avoid_ns)
+        self._addresses = {(str(each[0][0]), int(each[0][1])): list(each) for each in coordinators}
+        self._pair = pair
         self._loop = loop
         self._on_up = on_up
         self._on_down = on_down
@@ -80,7 +85,9 @@ class CoordinatorLink:
     def dial(self) -> None:
         """Make a link."""
         self._redial = None
-        link = self._endpoint.link(self._identity, addresses=[self._choice.present], dial=True)
+        addresses = self._addresses[self._choice.present]
+        self._pair(addresses)
+        link = self._endpoint.link(self._identity, addresses=addresses, dial=True)
         self._link = link
         link.listen(self._app, self._state)
 
