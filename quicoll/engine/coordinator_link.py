@@ -50,6 +50,7 @@ class CoordinatorLink:
         on_up: Callable[[], None],
         on_down: Callable[[Link], None],
         on_message: Callable[[FromRelay], None],
+        on_place: Callable[[Link], None],
         on_change: Callable[[], None],
     ) -> None:
         """Prepare; `dial` begins.
@@ -64,6 +65,7 @@ class CoordinatorLink:
             on_up: Called when a link is up.
             on_down: Called with a link that has ended, whether or not it was ever up.
             on_message: Called with each message of the coordinator.
+            on_place: Called with the link when its state, or where the coordinator is, may have changed.
             on_change: Called after every change of the link's state, when the others have been called.
         """
         self._endpoint = endpoint
@@ -75,6 +77,7 @@ class CoordinatorLink:
         self._on_up = on_up
         self._on_down = on_down
         self._on_message = on_message
+        self._on_place = on_place
         self._on_change = on_change
         self._link: Link | None = None
         self._redial: asyncio.TimerHandle | None = None
@@ -165,6 +168,7 @@ class CoordinatorLink:
     def _state(self, link: Link) -> None:
         if self._stopped or link is not self._link:
             return
+        self._on_place(link)
         if link.ended:
             self._ended = link.cause
             if link.stats.connections:

@@ -61,6 +61,7 @@ from quicoll.engine.messages import (
 )
 from quicoll.engine.neighbours import Neighbours
 from quicoll.engine.peer_links import PeerLinks
+from quicoll.engine.places import PeerPlaces
 from quicoll.engine.views import Views
 from quicoll.engine.voting import Voting
 from quicoll.engine.waiting import Waiting, job_closed
@@ -225,6 +226,7 @@ class Engine:
         self.certificates = Certificates(
             AccessControl(Certified(self.endpoint, self._lanes), policy, listed=denied), observers.emit
         )
+        self._places = PeerPlaces(observers.emit)
         self._member = MemberCore(
             config.node,
             incarnation=incarnation,
@@ -251,6 +253,7 @@ class Engine:
             on_up=lambda: self._member.connected(now_ns=self._now_ns()),
             on_down=self._on_coordinator_down,
             on_message=self._on_coordinator_message,
+            on_place=self._places.note,
             on_change=self._work,
         )
         self._detours = Detours(
@@ -591,7 +594,10 @@ class Engine:
         self._work()
 
     def _on_peer_state(self, link: Link) -> None:
-        if self._waiting.closed or not link.ended:
+        if self._waiting.closed:
+            return
+        self._places.note(link)
+        if not link.ended:
             return
         self.lessons.link_ended(link)
         self.block_lessons.link_ended(link)

@@ -47,6 +47,7 @@ async def test_a_path_that_is_cut_in_the_middle_of_a_message_costs_neither_a_vie
     listening: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     views: list[Any] = []
     services: list[Any] = []
+    changes: list[tuple[str, Any]] = []
 
     def observe(event: Event) -> None:
         if event.kind == "listening":
@@ -73,6 +74,7 @@ async def test_a_path_that_is_cut_in_the_middle_of_a_message_costs_neither_a_vie
             listen=f"{FIRST}:0+{SECOND}:0",
             local=False,
             join_timeout=100.0,
+            observer=lambda event: changes.append((node, event.fields)) if event.kind == "path_changed" else None,
         ) as job:
             (told,) = (member.addresses for member in job.view.members if member.node == node)
             assert [host for host, _ in told] == [FIRST, SECOND]
@@ -104,6 +106,8 @@ async def test_a_path_that_is_cut_in_the_middle_of_a_message_costs_neither_a_vie
         assert np.array_equal(small, np.full(7, 2, np.float32))
         assert np.array_equal(last, expected[:100])
     assert len(views) == 1
+    assert {(node, told["peer"]) for node, told in changes} >= {("a", "b"), ("b", "a"), ("a", "coordinator")}
+    assert all(told["address"].startswith(SECOND) and told["before"].startswith(FIRST) for _, told in changes)
     assert all(cut.lost for cut in cuts)
 
 

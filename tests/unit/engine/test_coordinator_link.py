@@ -57,6 +57,7 @@ class Bench:
             on_up=lambda: None,
             on_down=lambda link: self.lost.append(self.link.silence(link)),
             on_message=lambda _: None,
+            on_place=lambda _: None,
             on_change=lambda: None,
         )
         self.link.dial()
