@@ -140,6 +140,7 @@ class Pair:
     """Two nodes, LATENCY apart. lost(source, data): whether a datagram is lost. date: for certificates.
 
     second: another address of each node, by its first one. Between two second addresses there is a path of its own.
+    taken(source, target, data): whether a test does with a datagram what it wants; else it is sent.
     """
 
     def __init__(
@@ -152,6 +153,7 @@ class Pair:
         self.now = 10**12
         self.date = date
         self.lost: Callable[[Address, bytes], bool] = lambda source, data: False
+        self.taken: Callable[[Address, Address, bytes], bool] = lambda source, target, data: False
         self.under_way: list[tuple[int, int, Address, Address, bytes]] = []
         self._sent = 0
         self.second: dict[Address, Address] = {
@@ -162,6 +164,8 @@ class Pair:
         self.b = Node(self, credentials_of("b"), ("192.0.2.2", 2), config)
 
     def send(self, source: Address, target: Address, data: bytes) -> None:
+        if self.taken(source, target, data):
+            return
         self._sent += 1
         if target in self.second.values():
             source = self.second[source]
