@@ -9,13 +9,26 @@ from typing import Any, TypeVar
 
 from quicoll.errors import LocalError
 
-__all__ = ["MAX_LANES", "MAX_MEMBERS", "MAX_NAME", "MAX_SECONDS", "MAX_WHOLE", "done", "plain", "seconds", "whole"]
+__all__ = [
+    "MAX_ADDRESSES",
+    "MAX_LANES",
+    "MAX_MEMBERS",
+    "MAX_NAME",
+    "MAX_SECONDS",
+    "MAX_WHOLE",
+    "done",
+    "plain",
+    "seconds",
+    "whole",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 MAX_SECONDS = 1e6
 MAX_MEMBERS = 1024
 """Of a view, and candidates for one. Bounds every message and the coordinator's memory."""
+MAX_ADDRESSES = 4
+"""Of a node."""
 MAX_LANES = 8
 """Of a rank."""
 MAX_NAME = 128

@@ -17,18 +17,26 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
-from quicoll.checks import MAX_LANES, MAX_MEMBERS, MAX_NAME, MAX_SECONDS, MAX_WHOLE, whole
+from quicoll.checks import MAX_ADDRESSES, MAX_LANES, MAX_MEMBERS, MAX_NAME, MAX_SECONDS, MAX_WHOLE, whole
 from quicoll.errors import LocalError
 from quicoll.launchers import Given, master_of, node_of, rank_of, world_size_of
 from quicoll.observability.logs import LOG_LEVELS
 from quicoll_transport.errors import AddressError, TransportError
-from quicoll_transport.net.addresses import is_unspecified, is_v6, parse_address
+from quicoll_transport.net.addresses import is_numeric, is_unspecified, is_v6, parse_address, parse_addresses
 from quicoll_transport.net.resolver import Resolver, resolve_all
 
 if TYPE_CHECKING:
     from quicoll_transport.net.addresses import Address
 
-__all__ = ["Config", "JoinSettings", "Setting", "check_variables", "coordinator_addresses", "lane_hosts"]
+__all__ = [
+    "Config",
+    "JoinSettings",
+    "Setting",
+    "check_variables",
+    "coordinator_addresses",
+    "coordinators_of",
+    "lane_hosts",
+]
 
 
 class JoinSettings(TypedDict, total=False):
@@ -151,9 +159,22 @@ def _level(value: Any) -> str:
     return level
 
 
-def _address(value: Any) -> str:
-    parse_address(str(value))
+def _own_addresses(value: Any) -> str:
+    addresses = parse_addresses(str(value))
+    for host, _ in addresses:
+        if len(addresses) > 1 and not is_numeric(host):
+            raise ValueError(f"of several addresses each is a number, not {host!r}")
+        if len(addresses) > 1 and is_unspecified(host):
+            raise ValueError(f"{host} is every address of this host already; name those that others reach")
+    _check_paths(addresses)
     return str(value)
+
+
+def _check_paths(addresses: Sequence[Address]) -> None:
+    if len(addresses) > MAX_ADDRESSES:
+        raise ValueError(f"{len(addresses)} addresses of one host are more than {MAX_ADDRESSES}")
+    if len(set(addresses)) < len(addresses):
+        raise ValueError("one address stands there twice")
 
 
 def _served(value: Any) -> str:
@@ -176,14 +197,26 @@ def _own_port(metrics: Setting, environ: Mapping[str, str]) -> Setting:
 
 
 def coordinator_addresses(coordinator: str) -> list[Address]:
-    """Return the addresses of the setting `coordinator`, in their order.
+    """Return all addresses of the setting `coordinator`, in their order, whosever they are.
 
     Args:
-        coordinator: "host:port", or several with commas between them.
+        coordinator: As in `coordinators_of`.
     Raises:
         AddressError: One is malformed.
     """
-    return [parse_address(part.strip()) for part in coordinator.split(",")]
+    return [address for each in coordinators_of(coordinator) for address in each]
+
+
+def coordinators_of(coordinator: str) -> list[list[Address]]:
+    """Return the addresses of each coordinator that the setting `coordinator` names.
+
+    Args:
+        coordinator: "host:port", or several with commas between them; of one that is reached at several addresses
+            these, with plus signs between them.
+    Raises:
+        AddressError: One is malformed.
+    """
+    return [list(parse_addresses(part)) for part in coordinator.split(",")]
 
 
 def _destinations(value: Any) -> str:
@@ -196,16 +229,21 @@ def _destinations(value: Any) -> str:
             )
         if port == 0:
             raise ValueError("port 0 lets a coordinator choose; ranks need the port that it has chosen")
-    if len(addresses) > _MOST_COORDINATORS:
-        raise ValueError(f"{len(addresses)} coordinators are more than {_MOST_COORDINATORS}")
+    coordinators = coordinators_of(str(value))
+    for each in coordinators:
+        _check_paths(each)
+    if len(coordinators) > _MOST_COORDINATORS:
+        raise ValueError(f"{len(coordinators)} coordinators are more than {_MOST_COORDINATORS}")
     return str(value)
 
 
 def _advertised(value: Any) -> str:
     """Check an address that other ranks send to. Port 0 stands for the one that is bound."""
-    host, _ = parse_address(str(value))
-    if is_unspecified(host):
-        raise ValueError(f"{host} is every address of a host; other ranks need one that leads here")
+    addresses = parse_addresses(str(value))
+    for host, _ in addresses:
+        if is_unspecified(host):
+            raise ValueError(f"{host} is every address of a host; other ranks need one that leads here")
+    _check_paths(addresses)
     return str(value)
 
 
@@ -272,7 +310,7 @@ _FIELDS: dict[str, _Field] = {
     "world_size": _Field(partial(_integer, least=1, most=MAX_MEMBERS), None, world_size_of),
     "rank_hint": _Field(partial(_integer, least=0, most=MAX_WHOLE), None, rank_of),
     "seed": _Field(partial(_integer, least=0, most=MAX_WHOLE), None),
-    "listen": _Field(_address, None),
+    "listen": _Field(_own_addresses, None),
     "advertise": _Field(_advertised, None),
     "site": _Field(_site, ""),
     "lost_after": _Field(_seconds, 2.0),
@@ -352,10 +390,13 @@ class Config:
         seed: The job's seed that this rank insists on; None takes the job's (`Job.seed`), whatever it is.
         listen: "host:port" at which other ranks reach this one, port 0 for a free one. None takes the address that
             leads to the coordinator and a free port; so does "0.0.0.0:port" or "[::]:port" with that port, because
-            ranks send each other the address they listen at, and "every address" is nowhere to send to.
+            ranks send each other the address they listen at, and "every address" is nowhere to send to. A host with
+            several networks or providers names an address at each, with plus signs between them and in the same order
+            as the other hosts; while one of them is reached, nothing is lost.
         advertise: "host:port" that other ranks are told to send to, where that is not `listen`: behind NAT, or in a
             container whose ports are mapped. A port that is mapped leads to one port here, which `listen` then names;
-            port 0 stands for the port that is bound, where a whole address is mapped. None: `listen` itself.
+            port 0 stands for the port that is bound, where a whole address is mapped. One for each of `listen`. None:
+            `listen` itself.
         site: Name of the place, for hierarchical algorithms.
         lost_after: Silence after which a peer is lost.
         timeout: Of one collective. It finds code paths that differ, not dead peers, so it is longer than the longest
@@ -514,7 +555,8 @@ class Config:
         settings["metrics"] = _own_port(settings["metrics"], environ)
         settings["lanes"] = _each_a_lane(settings["lanes"], settings["lane_addresses"])
         if not _follows_route(settings["listen"]):
-            _refuse_link_local(parse_address(settings["listen"].value)[0], settings["listen"].source)
+            for host, _ in parse_addresses(settings["listen"].value):
+                _refuse_link_local(host, settings["listen"].source)
         _check_advertised(settings["advertise"], settings["listen"])
         return settings
 
@@ -546,16 +588,24 @@ def _find(name: str, field: _Field, argument: Any, environ: Mapping[str, str]) -
 
 def _follows_route(listen: Setting) -> bool:
     """Return True if the address that leads to the coordinator is to be taken: none is named, or all of this host."""
-    return listen.value is None or is_unspecified(parse_address(listen.value)[0])
+    return listen.value is None or is_unspecified(parse_addresses(listen.value)[0][0])
 
 
 def _check_advertised(advertise: Setting, listen: Setting) -> None:
     """Refuse a mapped port that leads to a port which is not known before it is bound."""
     if advertise.value is None:
         return
-    host, port = parse_address(advertise.value)
-    _refuse_link_local(host, advertise.source, "advertise")
-    if port and not (listen.value is not None and parse_address(listen.value)[1]):
+    told = parse_addresses(advertise.value)
+    bound = [("", 0)] if listen.value is None else parse_addresses(listen.value)
+    if len(told) != len(bound):
+        raise LocalError(
+            f"advertise = {advertise.value!r} (from {advertise.source}): {len(told)} addresses, and listen has "
+            f"{len(bound)}; each of these is told as one"
+        )
+    for (host, port), (_, own) in zip(told, bound, strict=True):
+        _refuse_link_local(host, advertise.source, "advertise")
+        if not port or own:
+            continue
         raise LocalError(
             f"advertise = {advertise.value!r} (from {advertise.source}): port {port} leads to one port of this host, "
             "so listen has to name that one, as in 0.0.0.0:5000; where all ports are mapped alike, advertise port 0"

@@ -280,7 +280,7 @@ async def _start_rank(home: _Home, service: CoordinatorService, settings: JoinSe
         config,
         credentials=home.credentials[Identity(_JOB, WORKER, config.node)],
         make_io=lambda loop: UdpSocket("127.0.0.1", 0, loop=loop),
-        coordinator_addresses=[service.endpoint.address],
+        coordinators=[[service.endpoint.address]],
         incarnation=home.incarnation,
         observers=(home.observer,),
         runtime=home.runtime,

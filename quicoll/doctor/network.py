@@ -17,7 +17,8 @@ from quicoll.doctor.finding import CheckResult, fine, note, wrong
 from quicoll_transport.endpoint import Endpoint, EndpointConfig
 from quicoll_transport.endpoint.inquiry import inquire
 from quicoll_transport.errors import AddressError, AuthenticationError, LinkLost, TransportError
-from quicoll_transport.net.addresses import format_address, parse_address
+from quicoll_transport.net.addresses import format_address, parse_address, parse_addresses
+from quicoll_transport.net.multihomed import bound_io
 from quicoll_transport.net.resolver import Resolver
 from quicoll_transport.net.trouble import Trouble
 from quicoll_transport.net.udp import UdpSocket
@@ -44,11 +45,12 @@ def port(config: Config) -> tuple[list[CheckResult], str]:
     Args:
         config: Of the rank.
     Returns:
-        What was found, and the host to ask others from; "" where it cannot be bound.
+        What was found, and the host to ask others from, the first of several; "" where one cannot be bound.
     """
-    host, number = parse_address(config.listen)
+    own = parse_addresses(config.listen)
+    host = own[0][0]
     try:
-        bound = UdpSocket(host, number, loop=asyncio.get_running_loop())
+        bound = bound_io(own, loop=asyncio.get_running_loop())
     except AddressError as error:
         if "in use" in str(error):
             says = f"{config.listen} is in use, perhaps by a rank of this node that is at work."
@@ -57,8 +59,8 @@ def port(config: Config) -> tuple[list[CheckResult], str]:
             wrong("port", f"{error}.", f"Set listen (from {config.sources['listen']}) to an address of this host.")
         ], ""
     bound.close()
-    chosen = "a free port" if number == 0 else f"port {number}"
-    return [fine("port", f"UDP can be bound at {host}, {chosen} (listen, from {config.sources['listen']}).")], host
+    places = " and ".join(f"{at}, {'a free port' if number == 0 else f'port {number}'}" for at, number in own)
+    return [fine("port", f"UDP can be bound at {places} (listen, from {config.sources['listen']}).")], host
 
 
 def spare_port(host: str) -> int:
@@ -183,14 +185,14 @@ def nat(seen: Seen, config: Config, name: str = "coordinator") -> CheckResult:
         name: Who sees it.
     """
     host = _plain(seen.address[0])
-    bound = _plain(parse_address(config.listen)[0])
+    bound = [_plain(own) for own, _ in parse_addresses(config.listen)]
     if config.advertise is not None:
-        told = parse_address(config.advertise)[0]
-        if _plain(told) == host or not _numeric(told):
+        told = [one for one, _ in parse_addresses(config.advertise)]
+        if host in map(_plain, told) or not all(map(_numeric, told)):
             return fine("nat", f"The {name} sees this host at {host}; other ranks are told {config.advertise}.")
         says = f"The {name} sees this host at {host}, and other ranks are told {config.advertise} (advertise)."
         return note("nat", says, "Right where different ways lead out and in; else advertise the address that is seen.")
-    if not _numeric(bound) or host == bound:
+    if not all(map(_numeric, bound)) or host in bound:
         return fine("nat", f"The {name} sees this host at {host}, the address that is bound: no NAT on the way.")
     says = f"The {name} sees this host at {host}, and other ranks are told {config.listen}: NAT is on the way."
     advice = (
@@ -219,9 +221,9 @@ def nat_kind(sightings: Sequence[tuple[str, tuple[str, int]]], config: Config) -
     Returns:
         One result; none where there is no NAT, or a port is mapped.
     """
-    bound = _plain(parse_address(config.listen)[0])
-    seen = {name: address for name, address in sightings if _plain(address[0]) != bound}
-    if config.advertise is not None or not _numeric(bound) or not seen:
+    bound = [_plain(own) for own, _ in parse_addresses(config.listen)]
+    seen = {name: address for name, address in sightings if _plain(address[0]) not in bound}
+    if config.advertise is not None or not all(map(_numeric, bound)) or not seen:
         return []
     shown = "; ".join(f"{name}: {format_address(address)}" for name, address in seen.items())
     if len(seen) == 1:
@@ -262,11 +264,10 @@ async def answer(config: Config, credentials: Credentials, seconds: float) -> st
         TransportError: It cannot be bound.
     """
     loop = asyncio.get_running_loop()
-    host, number = parse_address(config.listen)
     endpoint = Endpoint(
         credentials=credentials,
         config=EndpointConfig(),
-        io=UdpSocket(host, number, loop=loop),
+        io=bound_io(parse_addresses(config.listen), loop=loop),
         loop=loop,
         incarnation=1,
         authorize=lambda identity: None,

@@ -1,6 +1,7 @@
 """The link to the coordinator that leads, dialled again for as long as the engine lives.
 
-dialled     the link is made; the endpoint tries until it is up, or ends
+dialled     the link is made; the endpoint tries until it is up, or ends. Of a coordinator with several addresses it
+            tries all, and goes on over another one when one falls silent
 up          `on_up`: the coordinator can be told things
 ended       `on_down` with the reason; a new link follows after `_REDIAL_S`, to the next coordinator where there are
             several (coordinator_choice.py)
@@ -41,13 +42,15 @@ class CoordinatorLink:
         self,
         endpoint: Endpoint,
         identity: Identity,
-        addresses: Sequence[Address],
+        coordinators: Sequence[Sequence[Address]],
         *,
+        pair: Callable[[Sequence[Address]], None],
         avoid_ns: int,
         loop: asyncio.AbstractEventLoop,
         on_up: Callable[[], None],
         on_down: Callable[[Link], None],
         on_message: Callable[[FromRelay], None],
+        on_place: Callable[[Link], None],
         on_change: Callable[[], None],
     ) -> None:
         """Prepare; `dial` begins.
@@ -55,21 +58,26 @@ class CoordinatorLink:
         Args:
             endpoint: Where links are made.
             identity: The coordinator's.
-            addresses: Where coordinators listen; any of them may lead.
+            coordinators: The addresses of each coordinator; any of them may lead.
+            pair: Called with the addresses of one of them before it is dialled; see MultihomedIO.
             avoid_ns: How long one that has failed is not gone back to because another says that it leads.
             loop: The endpoint's.
             on_up: Called when a link is up.
             on_down: Called with a link that has ended, whether or not it was ever up.
             on_message: Called with each message of the coordinator.
+            on_place: Called with the link when its state, or where the coordinator is, may have changed.
             on_change: Called after every change of the link's state, when the others have been called.
         """
         self._endpoint = endpoint
         self._identity = identity
-        self._choice = CoordinatorChoice(addresses, avoid_ns=avoid_ns)
+        self._choice = CoordinatorChoice([each[0] for each in coordinators], avoid_ns=avoid_ns)
+        self._addresses = {(str(each[0][0]), int(each[0][1])): list(each) for each in coordinators}
+        self._pair = pair
         self._loop = loop
         self._on_up = on_up
         self._on_down = on_down
         self._on_message = on_message
+        self._on_place = on_place
         self._on_change = on_change
         self._link: Link | None = None
         self._redial: asyncio.TimerHandle | None = None
@@ -80,7 +88,9 @@ class CoordinatorLink:
     def dial(self) -> None:
         """Make a link."""
         self._redial = None
-        link = self._endpoint.link(self._identity, addresses=[self._choice.present], dial=True)
+        addresses = self._addresses[self._choice.present]
+        self._pair(addresses)
+        link = self._endpoint.link(self._identity, addresses=addresses, dial=True)
         self._link = link
         link.listen(self._app, self._state)
 
@@ -158,6 +168,7 @@ class CoordinatorLink:
     def _state(self, link: Link) -> None:
         if self._stopped or link is not self._link:
             return
+        self._on_place(link)
         if link.ended:
             self._ended = link.cause
             if link.stats.connections:

@@ -61,6 +61,7 @@ from quicoll.engine.messages import (
 )
 from quicoll.engine.neighbours import Neighbours
 from quicoll.engine.peer_links import PeerLinks
+from quicoll.engine.places import PeerPlaces
 from quicoll.engine.views import Views
 from quicoll.engine.voting import Voting
 from quicoll.engine.waiting import Waiting, job_closed
@@ -93,7 +94,8 @@ from quicoll.observability.stragglers import Stragglers
 from quicoll.observability.transport import forward_to
 from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link, LinkState
 from quicoll_transport.faults.compose import Faults
-from quicoll_transport.net.addresses import format_address, parse_address
+from quicoll_transport.net.addresses import format_address, parse_addresses
+from quicoll_transport.net.multihomed import MultihomedIO
 from quicoll_transport.quic import SessionConfig
 from quicoll_transport.relay.detour import DetourIO
 from quicoll_transport.security.access import AccessControl
@@ -122,12 +124,15 @@ if TYPE_CHECKING:
 __all__ = ["Engine"]
 
 
-def announced_address(config: Config, bound: Address) -> tuple[str, int]:
+def announced_addresses(config: Config, bound: Sequence[Address]) -> tuple[tuple[str, int], ...]:
     """Return where other ranks are told to send to: `advertise`, or what is bound."""
-    if config.advertise is None:
-        return str(bound[0]), int(bound[1])
-    host, port = parse_address(config.advertise)
-    return host, port or int(bound[1])
+    own = [(str(host), int(port)) for host, port, *_ in bound]
+    told = own if config.advertise is None else parse_addresses(config.advertise)
+    return tuple((host, port or own[min(at, len(own) - 1)][1]) for at, (host, port) in enumerate(told))
+
+
+def _pair_nothing(addresses: Sequence[Address]) -> None:
+    """Take in the addresses of a peer where this rank has one address."""
 
 
 class Engine:
@@ -142,7 +147,7 @@ class Engine:
         loop: asyncio.AbstractEventLoop,
         incarnation: int,
         observers: Observers,
-        coordinator_addresses: Sequence[Address],
+        coordinators: Sequence[Sequence[Address]],
         wall_clock: Callable[[], datetime] | None = None,
         denied: Sequence[str] = (),
         host: HostHere | None = None,
@@ -209,20 +214,23 @@ class Engine:
             observer=forward_to(observers) if config.transport_events else None,
             wall_clock=wall_clock,
         )
-        announced = announced_address(config, self.endpoint.address)
+        bound = io.local_addresses if isinstance(io, MultihomedIO) else (self.endpoint.address,)
+        pair = io.pair if isinstance(io, MultihomedIO) else _pair_nothing
+        announced = announced_addresses(config, bound)
         self._lanes = Lanes(
             loop=loop,
             node=config.node,
-            advertised="" if config.advertise is None or config.lane_addresses else announced[0],
+            advertised="" if config.advertise is None or config.lane_addresses else announced[0][0],
             emit=observers.emit,
         )
         self.certificates = Certificates(
             AccessControl(Certified(self.endpoint, self._lanes), policy, listed=denied), observers.emit
         )
+        self._places = PeerPlaces(observers.emit)
         self._member = MemberCore(
             config.node,
             incarnation=incarnation,
-            addresses=(announced,),
+            addresses=announced,
             world_size=config.world_size,
             rank_hint=config.rank_hint,
             seed=config.seed,
@@ -238,12 +246,14 @@ class Engine:
         self._coordinator = CoordinatorLink(
             self.endpoint,
             Identity(config.job, COORDINATOR, COORDINATOR_NODE),
-            coordinator_addresses,
+            coordinators,
+            pair=pair,
             avoid_ns=deadlines.connect_ns,
             loop=loop,
             on_up=lambda: self._member.connected(now_ns=self._now_ns()),
             on_down=self._on_coordinator_down,
             on_message=self._on_coordinator_message,
+            on_place=self._places.note,
             on_change=self._work,
         )
         self._detours = Detours(
@@ -261,6 +271,7 @@ class Engine:
             loop=loop,
             on_message=self._on_peer_message,
             on_state=self._on_peer_state,
+            pair=pair,
             neighbours=self._neighbours,
             lanes=self._lanes,
             on_formed=self._on_links_formed,
@@ -285,7 +296,11 @@ class Engine:
             give_up=self.give_up,
             on_change=self._work,
         )
-        observers.emit("listening", address=format_address(self.endpoint.address), advertised=format_address(announced))
+        observers.emit(
+            "listening",
+            address="+".join(format_address(address) for address in bound),
+            advertised="+".join(format_address(address) for address in announced),
+        )
         if config.lanes and lane_host is None:
             observers.emit("lane_lost", lane=0, reason=lanes_unusable() or "no lane can run here")
         elif lane_host is not None and config.lanes:
@@ -301,7 +316,8 @@ class Engine:
                 slots=slots_for(largest, lane_host.slots),
                 denied=tuple(denied),
             )
-            hosts = [settings.host] if config.lane_addresses is None else lane_hosts(config.lane_addresses)
+            own = [str(address[0]) for address in bound]
+            hosts = own if config.lane_addresses is None else lane_hosts(config.lane_addresses)
             self._lanes.start(config.lanes, settings, credentials, lane_host, hosts=hosts)
         self._coordinator.dial()
 
@@ -578,7 +594,10 @@ class Engine:
         self._work()
 
     def _on_peer_state(self, link: Link) -> None:
-        if self._waiting.closed or not link.ended:
+        if self._waiting.closed:
+            return
+        self._places.note(link)
+        if not link.ended:
             return
         self.lessons.link_ended(link)
         self.block_lessons.link_ended(link)

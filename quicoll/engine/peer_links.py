@@ -38,7 +38,7 @@ from quicoll_transport.net.addresses import is_detour
 from quicoll_transport.security.identity import WORKER, Identity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from quicoll.engine.detours import Detours
     from quicoll.engine.lanes import Lanes
@@ -79,6 +79,7 @@ class PeerLinks:
         job: str,
         node: str,
         loop: asyncio.AbstractEventLoop,
+        pair: Callable[[Sequence[Address]], None],
         neighbours: Neighbours,
         lanes: Lanes,
         on_message: Callable[[Link, PeerMessage], None],
@@ -94,6 +95,7 @@ class PeerLinks:
             job: The job, of which all ranks have certificates.
             node: This rank's node.
             loop: The endpoint's.
+            pair: Called with the addresses of a member before a link to it is made; see MultihomedIO.
             neighbours: Let ranks of one host meet, when the links of a view are up.
             lanes: Settle then which pairs of ranks have some.
             on_message: Called with (link, message) for each message of a peer.
@@ -110,6 +112,7 @@ class PeerLinks:
         self._on_message = on_message
         self._on_state = on_state
         self._loop = loop
+        self._pair = pair
         self._neighbours = neighbours
         self._lanes = lanes
         self._on_formed = on_formed
@@ -236,6 +239,7 @@ class PeerLinks:
             existing.close("the node has started anew")
         dial = probing or (self._node < member.node if own is None else dials_first(own, member))
         addresses = own_addresses(member)
+        self._pair(addresses[: len(member.addresses)])
         behind = behind_nat(own, member)
         if behind and (existing is None or existing.state is not LinkState.UP):
             way = self._detours.way(member.node)

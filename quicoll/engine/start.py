@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quicoll.config import coordinator_addresses
+from quicoll.config import coordinator_addresses, coordinators_of
 from quicoll.engine.engine import Engine
 from quicoll.engine.runtime import Runtime, ThreadRuntime
 from quicoll.engine.this_host import ThisHost
@@ -28,9 +28,9 @@ from quicoll.observability.logs import hear
 from quicoll.observability.recording import record_rank
 from quicoll.observability.thread_stacks import thread_stacks
 from quicoll_transport.errors import TransportError
-from quicoll_transport.net.addresses import is_numeric, is_v6, parse_address
+from quicoll_transport.net.addresses import is_numeric, is_v6, parse_addresses
+from quicoll_transport.net.multihomed import bound_io
 from quicoll_transport.net.resolver import Resolver, resolve_all
-from quicoll_transport.net.udp import DatagramIO, UdpSocket
 from quicoll_transport.security.access import Access, read_deny_list
 from quicoll_transport.security.identity import WORKER
 
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from quicoll.observability.flight import FlightRecorder
     from quicoll_transport.events import LinkSnapshot
     from quicoll_transport.net.addresses import Address
+    from quicoll_transport.net.udp import DatagramIO
     from quicoll_transport.security.credentials import Credentials
 
 __all__ = ["read_access", "start", "start_with"]
@@ -71,7 +72,7 @@ async def start(
             ) from None
         raise
     try:
-        host, port = parse_address(config.listen)
+        own = parse_addresses(config.listen)
     except TransportError as error:
         raise LocalError(str(error)) from error
     await _check_way(config.listen, config.coordinator, config.join_timeout)
@@ -91,8 +92,8 @@ async def start(
     engine, runtime = await start_with(
         config,
         credentials=credentials,
-        make_io=lambda loop: UdpSocket(host, port, loop=loop),
-        coordinator_addresses=coordinator_addresses(config.coordinator),
+        make_io=lambda loop: bound_io(own, loop=loop),
+        coordinators=coordinators_of(config.coordinator),
         incarnation=incarnation,
         observers=(observer, events),
         runtime=runtime,
@@ -119,7 +120,7 @@ async def start_with(
     *,
     credentials: Credentials,
     make_io: Callable[[asyncio.AbstractEventLoop], DatagramIO],
-    coordinator_addresses: Sequence[Address],
+    coordinators: Sequence[Sequence[Address]],
     incarnation: int,
     observers: tuple[Observer | None, ...] = (),
     runtime: Runtime | None = None,
@@ -135,7 +136,7 @@ async def start_with(
         config: Settings of the rank. Of its files only the deny list is read.
         credentials: The rank's own.
         make_io: Makes the network on the engine's loop.
-        coordinator_addresses: Each (host, port); a name is looked up whenever one is dialled, so it may move.
+        coordinators: The addresses of each, (host, port); a name is looked up whenever it is dialled, so it may move.
         incarnation: As `quicoll.membership.incarnation.first` gives it; it also seeds the chance of `faults`.
         observers: Each gets every event, on the engine's loop.
         runtime: Where the engine runs; None makes a thread of its own.
@@ -174,7 +175,7 @@ async def start_with(
                 loop=loop,
                 incarnation=incarnation,
                 observers=told,
-                coordinator_addresses=coordinator_addresses,
+                coordinators=coordinators,
                 wall_clock=wall_clock,
                 denied=denied,
                 host=host,
@@ -254,8 +255,8 @@ async def _check_way(listen: str, coordinator: str, timeout: float) -> None:
     targets, failed = await resolve_all(coordinator_addresses(coordinator), Resolver().resolve, timeout=timeout)
     if failed and not targets:
         raise LocalError(f"the coordinator's address {coordinator!r}: {failed[0]}")
-    here, _ = parse_address(listen)
-    if is_numeric(here) and targets and not any(_can_send(here, target) for target in targets):
+    own = [host for host, _ in parse_addresses(listen) if is_numeric(host)]
+    if own and targets and not any(_can_send(here, target) for here in own for target in targets):
         raise LocalError(f"listen = {listen!r}: nothing sent from there reaches the coordinator at {coordinator!r}")
 
 

@@ -40,8 +40,8 @@ from quicoll.membership.service import CoordinatorService, coordinator_config
 from quicoll.observability.events import Observer, Observers, make_directory
 from quicoll_transport.endpoint import EndpointConfig
 from quicoll_transport.errors import TransportError
-from quicoll_transport.net.addresses import parse_address
-from quicoll_transport.net.udp import UdpSocket
+from quicoll_transport.net.addresses import parse_addresses
+from quicoll_transport.net.multihomed import bound_io
 from quicoll_transport.security.access import Access
 from quicoll_transport.security.identity import COORDINATOR
 
@@ -86,7 +86,9 @@ async def serve(
     """Run a coordinator until cancelled: then its members hear that it was stopped, and the journal is closed.
 
     Args:
-        listen: "host:port", port 0 for a free one (the event "listening" has it).
+        listen: "host:port", port 0 for a free one (the event "listening" has it). An address of each network or
+            provider of this host, with plus signs between them: ranks name them so too, and go on over another one
+            when one falls silent.
         job: The job's name, as in the certificates.
         certs: Directory with coordinator-<node>.pem.
         journal: SQLite file, made if missing; a coordinator that is started again goes on from it. Or the URL of a
@@ -145,8 +147,7 @@ async def serve(
         access = read_access()
         if access.credentials.identity.job != job:
             raise LocalError(f"the certificate is for job {access.credentials.identity.job!r}, not {job!r}")
-        host, port = parse_address(listen)
-        io = UdpSocket(host, port, loop=loop)
+        io = bound_io(parse_addresses(listen), loop=loop)
     except TransportError as error:
         raise LocalError(str(error)) from error
     make = partial(

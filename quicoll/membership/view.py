@@ -18,10 +18,9 @@ from typing import Annotated
 
 import msgspec
 
-from quicoll.checks import MAX_MEMBERS, MAX_NAME, MAX_WHOLE
+from quicoll.checks import MAX_ADDRESSES, MAX_MEMBERS, MAX_NAME, MAX_WHOLE
 
 __all__ = [
-    "MAX_ADDRESSES",
     "MAX_INT",
     "MAX_MEMBERS",
     "MAX_NAME",
@@ -39,7 +38,6 @@ __all__ = [
     "rank_key",
 ]
 
-MAX_ADDRESSES = 4
 MAX_INT = MAX_WHOLE
 
 NodeName = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)]

@@ -35,6 +35,7 @@ class Event:
     lane_used(view, lane, peer, address); lane_shut(view, lane, peer, used, reason); lane_lost(lane, reason);
     view_ended(view, cause, lost); step_committed(step, view);
     step_aborted(step, view, cause, lost); peer_lost(peer, cause, silent_for, left); held(cause);
+    path_changed(peer, address, before);
     state_received(from_rank, step, confirmed_by); state_handed(step, nodes, tensor, from_node);
     state_differs(step, nodes, tensor, from_node); state_torn(step, cause); state_learning(from_node, chunks);
     state_learned(seconds, passes, chunks, cause); standing_by(from_node); own_state_kept(names, own_step, step);

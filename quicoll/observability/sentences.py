@@ -66,6 +66,8 @@ def sentence(kind: str, fields: Mapping[str, Any]) -> str:
                     else f"use the network: {told['reason']}"
                 )
                 return f"the ranks of view {told['view']} {way}"
+            case "path_changed":
+                return "{peer} is reached at {address} from now on, and was at {before}".format_map(told)
             case "lane_used":
                 return "lane {lane}, from {address}, carries long messages to {peer} in view {view}".format_map(told)
             case "lane_shut":

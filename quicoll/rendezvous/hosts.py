@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from quicoll.errors import LocalError, PeerError
-from quicoll_transport.net.addresses import is_unspecified, parse_address
+from quicoll_transport.net.addresses import is_unspecified, parse_addresses
 
 if TYPE_CHECKING:
     from quicoll.config import Config
@@ -84,7 +84,7 @@ def own_host(config: Config, environ: Mapping[str, str], *, together: bool) -> s
         LocalError: It knows none.
     """
     if config.listen:
-        host, _ = parse_address(config.listen)
+        host, _ = parse_addresses(config.listen)[0]
         if not is_unspecified(host):
             return host
     if together:

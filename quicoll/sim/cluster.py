@@ -246,6 +246,8 @@ class Simulation:
                 raise LocalError(
                     f"{event}: nobody passes anything on; Settings(nats=...) has workers that need a relay"
                 )
+            if isinstance(fault, scenario.Unplug) and fault.number > self.settings.paths:
+                raise LocalError(f"{event}: a host has {self.settings.paths} addresses; Settings(paths=...) gives more")
             if isinstance(fault, scenario.MemoryFault) and not self.settings.hosts:
                 raise LocalError(f"{event}: no two share a host; Settings(hosts=...) has workers that do")
             if isinstance(fault, scenario.LaneFault) and not self.settings.lanes:
@@ -309,6 +311,8 @@ class Simulation:
         match fault:
             case scenario.PartitionPath():
                 network.partition(fault.one, fault.other, one_way=fault.one_way)
+            case scenario.Unplug():
+                network.unplug(fault.node, fault.number)
             case scenario.HoldPath():
                 network.hold(fault.one, fault.other)
             case scenario.Repair():

@@ -32,7 +32,7 @@ import asyncio
 import os
 import random
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -78,6 +78,7 @@ from quicoll.step.protocol import at_work
 from quicoll.stop import StopRequest
 from quicoll_transport.endpoint import EndpointConfig
 from quicoll_transport.net.addresses import parse_address
+from quicoll_transport.net.multihomed import MultihomedIO
 from quicoll_transport.relay.table import RelayLimits
 from quicoll_transport.security.authority import ephemeral
 from quicoll_transport.security.identity import COORDINATOR, WORKER, Identity
@@ -167,7 +168,7 @@ class Fleet:
         lives[RELAY_HOST] = self._run_relay
         for name in names:
             self.machines[name] = Machine(
-                world.host(name),
+                world.host(name, addresses=settings.paths),
                 lives.get(name, self._run_worker),
                 ended=self._process_ended,
                 was_cut_off=self._cut_off,
@@ -211,8 +212,13 @@ class Fleet:
 
     def _socket(self, machine: Machine) -> DatagramIO:
         """Return the socket of a process that may be the job's relay."""
-        socket = SimulatedSocket(machine.loop, _PORT)
+        socket = self._sockets(machine, _PORT)
         return Meddling(socket, lambda: self.meddling, self.meddled) if self._settings.nats else socket
+
+    def _sockets(self, machine: Machine, port: int) -> DatagramIO:
+        """Return a socket at the address of a machine, or one at each."""
+        sockets = [SimulatedSocket(machine.loop, port, at=at) for at in range(self._settings.paths)]
+        return sockets[0] if len(sockets) == 1 else MultihomedIO(sockets)
 
     @property
     def coordinators(self) -> list[Machine]:
@@ -405,12 +411,12 @@ class Fleet:
         rank = list(self.machines).index(machine.name) - 1
         config = Config.resolve(
             environ={},
-            coordinator=",".join(f"{each.host.ip}:{_PORT}" for each in self.coordinators),
+            coordinator=",".join(_joined(each.host.ips, _PORT) for each in self.coordinators),
             job=_JOB,
             node=machine.name,
             world_size=settings.ranks,
             rank_hint=rank,
-            listen=f"{machine.host.ip}:0",
+            listen=_joined(machine.host.ips, 0),
             site=settings.sites[rank % settings.ranks] if settings.sites else None,
             lost_after=settings.lost_after,
             timeout=settings.timeout,
@@ -427,8 +433,8 @@ class Fleet:
         engine, runtime = await start_with(
             config,
             credentials=self._credentials[Identity(_JOB, WORKER, machine.name)],
-            make_io=lambda _: SimulatedSocket(machine.loop),
-            coordinator_addresses=[(each.host.ip, _PORT) for each in self.coordinators],
+            make_io=lambda _: self._sockets(machine, 0),
+            coordinators=[[(ip, _PORT) for ip in each.host.ips] for each in self.coordinators],
             incarnation=self._incarnation(machine),
             observers=(lambda event: self._observed(machine, event),),
             runtime=InlineRuntime(),
@@ -575,6 +581,10 @@ def _reach(database: SimDatabase, host: str) -> tuple[SimStore, DatabaseCalls]:
     """Return the journal for one leadership of a host's coordinator, and the way to it."""
     store = SimStore(database, host)
     return store, DatabaseCalls(database, store)
+
+
+def _joined(ips: Sequence[str], port: int) -> str:
+    return "+".join(f"{ip}:{port}" for ip in ips)
 
 
 def _words(error: BaseException) -> str:

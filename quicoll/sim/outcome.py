@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from quicoll.checks import MAX_LANES
+from quicoll.checks import MAX_ADDRESSES, MAX_LANES
 from quicoll.errors import LocalError
 from quicoll.sim.translators import translators
 from quicoll_transport.quic.terms import CONTROLLERS, PARITY_MODES
@@ -41,6 +41,7 @@ class Settings:
         hosts: The host of each worker; those of one host share its memory, while all of a view are there. () for a host
             of its own for each.
         lanes: As for `quicoll.join`; each a simulated process.
+        paths: Addresses of each host, each in a network of its own.
         lane_access: The access link of each worker's lanes, by their number, as if each had a provider of its own; ()
             for none.
         nats: The kind of address translator that each worker is behind, one of its own: "full-cone", "restricted-cone",
@@ -78,6 +79,7 @@ class Settings:
     sites: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
     lanes: int = 0
+    paths: int = 1
     lane_access: tuple[AccessLink, ...] = ()
     nats: tuple[str, ...] = ()
     nat_lifetime: float = 120.0
@@ -111,6 +113,10 @@ class Settings:
                 raise LocalError(f"{len(names)} {what} for {self.ranks} ranks")
         if not 0 <= self.lanes <= MAX_LANES:
             raise LocalError(f"a rank has 0 to {MAX_LANES} lanes, not {self.lanes}")
+        if not 1 <= self.paths <= MAX_ADDRESSES:
+            raise LocalError(f"a host has 1 to {MAX_ADDRESSES} addresses, not {self.paths}")
+        if self.paths > 1 and self.nats:
+            raise LocalError("hosts behind address translators have one address in a simulation")
         if not 0 <= self.long_bytes <= _LONGEST:
             raise LocalError(f"long messages have 0 to {_LONGEST} bytes, not {self.long_bytes}")
         translators(self.nats)

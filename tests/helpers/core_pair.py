@@ -137,7 +137,11 @@ class Node:
 
 
 class Pair:
-    """Two nodes, LATENCY apart. lost(source, data): whether a datagram is lost. date: for certificates."""
+    """Two nodes, LATENCY apart. lost(source, data): whether a datagram is lost. date: for certificates.
+
+    second: another address of each node, by its first one. Between two second addresses there is a path of its own.
+    taken(source, target, data): whether a test does with a datagram what it wants; else it is sent.
+    """
 
     def __init__(
         self,
@@ -149,13 +153,22 @@ class Pair:
         self.now = 10**12
         self.date = date
         self.lost: Callable[[Address, bytes], bool] = lambda source, data: False
+        self.taken: Callable[[Address, Address, bytes], bool] = lambda source, target, data: False
         self.under_way: list[tuple[int, int, Address, Address, bytes]] = []
         self._sent = 0
+        self.second: dict[Address, Address] = {
+            ("192.0.2.1", 1): ("198.51.100.1", 1),
+            ("192.0.2.2", 2): ("198.51.100.2", 2),
+        }
         self.a = Node(self, credentials_of("a"), ("192.0.2.1", 1), config)
         self.b = Node(self, credentials_of("b"), ("192.0.2.2", 2), config)
 
     def send(self, source: Address, target: Address, data: bytes) -> None:
+        if self.taken(source, target, data):
+            return
         self._sent += 1
+        if target in self.second.values():
+            source = self.second[source]
         if not self.lost(source, data):
             heapq.heappush(self.under_way, (self.now + LATENCY, self._sent, source, target, data))
 
@@ -170,7 +183,7 @@ class Pair:
         while self.under_way and self.under_way[0][0] <= self.now:
             _, _, source, target, data = heapq.heappop(self.under_way)
             for node in nodes:
-                if node.address == target:
+                if target in (node.address, self.second[node.address]):
                     node.core.receive([one(data, source)], self.now)
                     node.act()
         for node in nodes:

@@ -220,6 +220,14 @@ class StockSession:
         self._quic._max_datagram_size = max(1200, min(most, self._quic._max_datagram_size))
 
     @property
+    def unanswered_ns(self) -> int | None:
+        return None  # so that no path is doubted
+
+    @property
+    def probe_timeout_ns(self) -> int:
+        return round(self._quic._loss.get_probe_timeout() * 1e9)
+
+    @property
     def peer_address(self) -> Address | None:
         return self._quic.get_peer_address()
 

@@ -16,7 +16,8 @@ from networks import needs_v6
 
 import quicoll
 from quicoll import Config, LocalError, blocking, testing
-from quicoll.config import JoinSettings, check_variables
+from quicoll.config import JoinSettings, check_variables, coordinator_addresses, coordinators_of
+from quicoll.engine.engine import announced_addresses
 from quicoll_transport.quic.terms import CONTROLLERS, PARITY_MODES
 
 LOCAL = {"listen": "127.0.0.1:0"}
@@ -54,6 +55,9 @@ def test_an_argument_beats_the_environment_which_beats_torchrun_which_beats_the_
         ("QUICOLL_ADVERTISE", "0.0.0.0:7", "every address of a host"),
         ("QUICOLL_ADVERTISE", "[fe80::1]:0", "advertise = 'fe80::1' \\(from QUICOLL_ADVERTISE\\): .* link-local"),
         ("QUICOLL_ADVERTISE", "203.0.113.5:7", "so listen has to name that one"),
+        ("QUICOLL_ADVERTISE", "203.0.113.5:0+203.0.113.6:0", "2 addresses, and listen has 1"),
+        ("QUICOLL_COORDINATOR", "10.0.0.1:1+10.0.0.1:1", "one address stands there twice"),
+        ("QUICOLL_COORDINATOR", "10.0.0.1:1+nowhere", "not host:port"),
     ],
 )
 def test_a_malformed_value_is_named_with_its_source(variable: str, value: str, said: str) -> None:
@@ -125,6 +129,34 @@ def test_a_path_is_taken_for_a_directory(tmp_path: Path) -> None:
 def test_an_ipv6_master_address_is_bracketed() -> None:
     config = Config.resolve(environ={"MASTER_ADDR": "::1", "MASTER_PORT": "1"}, **LOCAL)
     assert config.coordinator == "[::1]:1"
+
+
+@pytest.mark.parametrize(
+    ("listen", "said"),
+    [
+        ("10.0.0.7:0+0.0.0.0:0", "every address of this host already"),
+        ("10.0.0.7:0+name:0", "each is a number, not 'name'"),
+        ("10.0.0.7:0+10.0.0.7:0", "stands there twice"),
+        ("10.0.0.7:0+[fe80::1]:0", "link-local"),
+        ("+".join(f"10.{number}.0.7:0" for number in range(5)), "more than 4"),
+        ("10.0.0.7:0+", "not host:port"),
+    ],
+)
+def test_addresses_of_one_host_that_cannot_be_are_refused(listen: str, said: str) -> None:
+    with pytest.raises(LocalError, match=said):
+        Config.resolve(environ={"QUICOLL_LISTEN": listen})
+
+
+def test_a_host_may_have_several_addresses_and_so_may_a_coordinator() -> None:
+    told = "10.0.0.1:4433+10.1.0.1:4433,10.0.0.2:4433"
+    config = Config.resolve(
+        environ={}, listen="10.0.0.7:0+10.1.0.7:0", advertise="203.0.113.5:0+198.51.100.5:0", coordinator=told
+    )
+    assert config.listen == "10.0.0.7:0+10.1.0.7:0"
+    assert coordinators_of(config.coordinator) == [[("10.0.0.1", 4433), ("10.1.0.1", 4433)], [("10.0.0.2", 4433)]]
+    assert len(coordinator_addresses(config.coordinator)) == 3
+    bound = [("10.0.0.7", 71), ("10.1.0.7", 72)]
+    assert announced_addresses(config, bound) == (("203.0.113.5", 71), ("198.51.100.5", 72))
 
 
 def test_without_a_listen_address_the_one_towards_the_coordinator_is_taken() -> None:

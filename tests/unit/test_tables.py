@@ -10,12 +10,11 @@ import pytest
 
 import quicoll
 from quicoll import Config, errors
-from quicoll.checks import MAX_MEMBERS
+from quicoll.checks import MAX_ADDRESSES, MAX_MEMBERS
 from quicoll.engine.calls import MAX_AHEAD, MAX_AHEAD_BYTES
 from quicoll.engine.early import MAX_EARLY_BYTES
 from quicoll.membership.coordinator.evidence import MAX_VIEWS, VIEW_INTERVAL_NS
 from quicoll.membership.messages import MAX_DIGEST, MAX_GROUPS, MAX_MESSAGE, MAX_TEXT
-from quicoll.membership.view import MAX_ADDRESSES
 from quicoll_transport import errors as transport_errors
 from quicoll_transport.endpoint import EndpointConfig
 from quicoll_transport.net.resolver import MOST

@@ -180,6 +180,19 @@ class Carrier(Protocol):
         """The same, where the peer has shown that it gets what is sent there; None where it has not (yet)."""
         ...
 
+    @property
+    def unanswered_ns(self) -> int | None:
+        """When the oldest packet was sent that asks for an acknowledgement and has none; None: there is none.
+
+        One that is declared lost is none either. So while anything at all is acknowledged this moves on.
+        """
+        ...
+
+    @property
+    def probe_timeout_ns(self) -> int:
+        """How long an acknowledgement may take at most, as far as the path is known."""
+        ...
+
     def receive(self, run: DatagramRun, now_ns: int) -> None:
         """Take datagrams that arrived together; all of them are for this carrier, as `Listener.destinations` says.
 

@@ -76,6 +76,7 @@ __all__ = [
     "StepWall",
     "TakeOver",
     "Terminate",
+    "Unplug",
     "coordinator_names",
     "is_coordinator",
     "is_end",
@@ -136,6 +137,17 @@ class PartitionPath:
 
     def source(self) -> str:
         return f"partition({_set(self.one)}, {_set(self.other)}{', one_way=True' if self.one_way else ''})"
+
+
+@dataclass(frozen=True, slots=True)
+class Unplug:
+    """Nothing passes to or from the host's address of this number, from 1 on; until the healing."""
+
+    node: str
+    number: int
+
+    def source(self) -> str:
+        return f"unplug({_node(self.node)}, {self.number})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -448,6 +460,7 @@ class Heal:
 
 Fault: TypeAlias = (
     PartitionPath
+    | Unplug
     | HoldPath
     | Repair
     | Crash

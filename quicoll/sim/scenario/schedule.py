@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from quicoll.checks import MAX_LANES
+from quicoll.checks import MAX_ADDRESSES, MAX_LANES
 from quicoll.errors import LocalError
 from quicoll.sim.scenario.events import (
     DISK_FAULTS,
@@ -48,6 +48,7 @@ from quicoll.sim.scenario.events import (
     StepWall,
     TakeOver,
     Terminate,
+    Unplug,
     is_worker,
     node_name,
 )
@@ -103,6 +104,17 @@ class FaultSchedule:
             one_way: Lose only what is sent from `one` to `other`.
         """
         return self.fault(PartitionPath(*_sides(one, other, "a partition"), one_way))
+
+    def unplug(self, node: NodeRef, number: int) -> FaultSchedule:
+        """Lose what is sent to one address of a host, and from there, until `heal` (`Settings(paths=2)`).
+
+        Args:
+            node: A rank or a node's name.
+            number: Of the address; 1 is the first one.
+        """
+        if isinstance(number, bool) or not 1 <= number <= MAX_ADDRESSES:
+            raise LocalError(f"an address has a number from 1 to {MAX_ADDRESSES}, not {number!r}")
+        return self.fault(Unplug(node_name(node), number))
 
     def hold(self, one: NodeRef | Iterable[NodeRef], other: NodeRef | Iterable[NodeRef]) -> FaultSchedule:
         """Keep what is sent from `one` to `other` until `repair` or `heal`, and deliver it then, in order."""

@@ -32,6 +32,7 @@ from quicoll.sim.scenario.events import (
     ScenarioEvent,
     SetConditions,
     TakeOver,
+    Unplug,
     coordinator_names,
     newcomers,
     node_name,
@@ -172,6 +173,7 @@ def _among(scenario: Scenario, settings: Settings) -> Scenario:
         for event in scenario.events
         if event.voter in ("", *names)
         and (settings.hosts or not isinstance(event.fault, MemoryFault))
+        and (not isinstance(event.fault, Unplug) or event.fault.number <= settings.paths)
         and (not isinstance(event.fault, LaneFault) or (event.fault.only or 0) < settings.lanes)
     ]
     kept = tuple(replace(event, fault=fault) for event, fault in events if fault is not None)

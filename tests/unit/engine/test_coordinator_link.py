@@ -37,9 +37,11 @@ class FakeLink:
 class Bench:
     """A coordinator's link on a clock that stands; each call of `dial` makes the next of `links`."""
 
-    def __init__(self, addresses: list[tuple[str, int]] | None = None) -> None:
+    def __init__(self, addresses: list[tuple[str, int]] | None = None, *further: tuple[str, int]) -> None:
+        """further: more addresses of the first one."""
         self.now = 100.0
         self.dialled: list[Any] = []
+        self.paired: list[Any] = []
         self.links: list[FakeLink] = []
         self.lost: list[str] = []
         loop: Any = SimpleNamespace(time=lambda: self.now, call_later=lambda *_: None)
@@ -48,12 +50,14 @@ class Bench:
         self.link = CoordinatorLink(
             endpoint,
             identity,
-            [("10.0.0.1", 4433)] if addresses is None else addresses,
+            [[one, *(further if at == 0 else ())] for at, one in enumerate(addresses or [("10.0.0.1", 4433)])],
+            pair=lambda addresses: self.paired.append(list(addresses)),
             avoid_ns=3_000_000_000,
             loop=loop,
             on_up=lambda: None,
             on_down=lambda link: self.lost.append(self.link.silence(link)),
             on_message=lambda _: None,
+            on_place=lambda _: None,
             on_change=lambda: None,
         )
         self.link.dial()
@@ -62,6 +66,16 @@ class Bench:
         self.dialled += addresses
         self.links.append(FakeLink())
         return self.links[-1]
+
+
+def test_one_with_several_addresses_is_dialled_at_all_of_them_and_counts_as_one() -> None:
+    first, second, other = ("10.0.0.1", 4433), ("10.1.0.1", 4433), ("10.0.0.2", 4433)
+    bench = Bench([first, other], second)
+    assert bench.dialled == [first, second]
+    bench.links[0].lose("silent", 2.0)
+    bench.link.dial()
+    assert bench.dialled == [first, second, other]
+    assert bench.paired == [[first, second], [other]]
 
 
 def test_one_that_was_never_reached_is_said_to_be_out_of_reach_and_why() -> None:

@@ -62,6 +62,7 @@ class Bench:
         self.reached: list[int] = []
         self.knocks: list[tuple[Any, float]] = []
         self.dialled: dict[str, list[Any]] = {}
+        self.paired: list[Any] = []
         endpoint: Any = self
         self.asked: list[str] = []
         self.ways: dict[str, Any] = {}
@@ -72,6 +73,7 @@ class Bench:
             job="test",
             node="b",
             loop=self.loop,
+            pair=self.paired.append,
             neighbours=Neighbours(loop=self.loop, node="b", host=None, emit=lambda kind, **fields: None),
             lanes=Lanes(loop=self.loop, node="b", advertised="", emit=lambda kind, **fields: None),
             on_message=lambda link, message: None,

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quicoll.checks import MAX_ADDRESSES
 from quicoll.errors import LocalError, PeerError
 from quicoll.membership import messages as m
-from quicoll.membership.view import MAX_ADDRESSES, MAX_INT, MAX_MEMBERS, Member, View, has_quorum, natural_key, rank_key
+from quicoll.membership.view import MAX_INT, MAX_MEMBERS, Member, View, has_quorum, natural_key, rank_key
 
 
 def view(*nodes: str, view_id: int = 3) -> View:

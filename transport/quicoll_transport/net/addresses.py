@@ -23,6 +23,7 @@ __all__ = [
     "is_unspecified",
     "is_v6",
     "parse_address",
+    "parse_addresses",
 ]
 
 Address = tuple[Any, ...]
@@ -40,6 +41,11 @@ def parse_address(text: str, *, default_port: int | None = None) -> tuple[str, i
     if not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
         raise AddressError(f"{text!r} is not host:port, with a port from 0 to 65535")
     return host, int(port)
+
+
+def parse_addresses(text: str) -> list[tuple[str, int]]:
+    """Parse the addresses of one host, "host:port" with plus signs between them. Raises AddressError as for one."""
+    return [parse_address(part) for part in text.split("+")]
 
 
 def is_numeric(host: str) -> bool:

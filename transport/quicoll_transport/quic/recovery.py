@@ -194,6 +194,11 @@ class LossRecovery(Generic[Item]):
         return not self._packets
 
     @property
+    def unanswered_ns(self) -> int | None:
+        """When the oldest packet was sent that is in flight; None: nothing is."""
+        return self._runs[0].sent_ns if self._runs else None
+
+    @property
     def room(self) -> int:
         """Bytes that the window has room for."""
         room = self.controller.window - self.in_flight

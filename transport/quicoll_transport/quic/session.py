@@ -306,6 +306,16 @@ class Session:
         return self._plane.paths.current.address
 
     @property
+    def unanswered_ns(self) -> int | None:
+        return None if self._plane is None else self._plane.recovery.unanswered_ns
+
+    @property
+    def probe_timeout_ns(self) -> int:
+        if self._plane is None:
+            return 3 * self._config.initial_rtt_ns
+        return self._plane.recovery.rtt.probe_timeout_ns
+
+    @property
     def datagram_bytes(self) -> int:
         """The size of datagrams on the present path, as far as it is known."""
         return DATAGRAM_BYTES if self._plane is None else self._plane.sender.mtu.size

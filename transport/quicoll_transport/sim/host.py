@@ -84,8 +84,13 @@ class Host(LoopOwner):
 
     @property
     def ip(self) -> str:
-        """Its address."""
+        """Its address, the first of several."""
         return self.interface.ip
+
+    @property
+    def ips(self) -> tuple[str, ...]:
+        """All its addresses, the first one first."""
+        return (self.ip, *(each.ip for each in self.interface.further))
 
     @property
     def sockets(self) -> dict[int, OpenSocket]:
@@ -131,13 +136,13 @@ class Host(LoopOwner):
         self._demand("power off", HostState.IDLE, HostState.RUNNING, HostState.PAUSED)
         self._end()
         self.state = HostState.OFF
-        self.interface.up = False
+        self.interface.switch(up=False)
         self._note("power_off")
 
     def power_on(self) -> None:
         self._demand("power on", HostState.OFF)
         self.state = HostState.IDLE
-        self.interface.up = True
+        self.interface.switch(up=True)
         self._note("power_on")
 
     def exited(self, error: SystemExit) -> None:

@@ -12,6 +12,9 @@ has a path of its own, with `Conditions` and a state. A datagram passes, in this
     arrival    the host is off: lost; nothing listens on the port: the sender learns it (ICMP, RFC 792) one latency
                later; the socket's buffer is full: lost; else the process reads it when it runs
 
+A host may have further addresses, each at an interface of its own with paths of its own, so that one of its networks or
+providers may fail while another works. Who names the host means all of them. Its processes have sockets at each.
+
 A host may be behind an address translator (nat.py). Its own address then means something to those behind the same one
 alone; a datagram for it from elsewhere is lost. Others see, and send to, what the translator makes of it.
 
@@ -144,8 +147,9 @@ class Interface:
 
     Attributes:
         network: The network; `Network.attach` makes its interfaces.
-        name: Of the host.
+        name: Of the host; of a further one the host's, a slash, and its number from 2 on.
         ip: Its address.
+        further: The host's other interfaces.
         up: Whether the host is switched on. It answers nothing at all while it is not.
         sockets: Open sockets, by port.
         nat: The translator that it is behind; None: it is behind none.
@@ -162,11 +166,18 @@ class Interface:
         self.nat: Nat | None = None
         self.uplink: Rate | None = None
         self.downlink: Rate | None = None
+        self.further: list[Interface] = []
 
     def sever(self) -> None:
-        """Close every socket: their process has ended."""
-        for port in list(self.sockets):
-            self.sockets[port].sever()
+        """Close every socket of the host: their process has ended."""
+        for interface in (self, *self.further):
+            for port in list(interface.sockets):
+                interface.sockets[port].sever()
+
+    def switch(self, *, up: bool) -> None:
+        """Switch the host on or off."""
+        for interface in (self, *self.further):
+            interface.up = up
 
 
 class _Path:
@@ -212,6 +223,13 @@ class Network:
     def attach(self, name: str, ip: str) -> Interface:
         """Add a host."""
         interface = self._interfaces[name] = self._by_ip[ip] = Interface(self, name, ip)
+        return interface
+
+    def attach_further(self, name: str, ip: str) -> Interface:
+        """Give a host another address."""
+        first = self._named(name)
+        interface = self.attach(f"{name}/{len(first.further) + 2}", ip)
+        first.further.append(interface)
         return interface
 
     def resolve(self, name: str) -> str | None:
@@ -301,6 +319,23 @@ class Network:
             for path in self._between(other, one):
                 self._cut(path)
 
+    def unplug(self, name: str, number: int) -> None:
+        """Lose everything that goes to one address of a host, or comes from there, until it is repaired.
+
+        Args:
+            name: Of the host.
+            number: Of the address; 1 is the first one.
+        Raises:
+            ConfigurationError: There is none.
+        """
+        own = self._all_of([name])
+        if not 1 <= number <= len(own):
+            raise ConfigurationError(f"{name} has {len(own)} addresses, and none of number {number}")
+        for other in self._all_of(self._interfaces):
+            if other not in own:
+                self._cut(self._path(own[number - 1], other))
+                self._cut(self._path(other, own[number - 1]))
+
     def hold(self, one: Iterable[str], other: Iterable[str]) -> None:
         """Keep everything from `one` to `other`, one way, until it is repaired."""
         for path in self._between(one, other):
@@ -324,9 +359,17 @@ class Network:
         path.held.clear()
 
     def _between(self, source: Iterable[str] | None, destination: Iterable[str] | None) -> list[_Path]:
-        sources = sorted(self._interfaces if source is None else source)
-        destinations = sorted(self._interfaces if destination is None else destination)
-        return [self._path(self._named(a), self._named(b)) for a in sources for b in destinations if a != b]
+        sources = self._all_of(self._interfaces if source is None else source)
+        destinations = self._all_of(self._interfaces if destination is None else destination)
+        return [self._path(a, b) for a in sources for b in destinations if a is not b]
+
+    def _all_of(self, names: Iterable[str]) -> list[Interface]:
+        """Return the interfaces of hosts, in the order of their names."""
+        found: dict[str, Interface] = {}
+        for name in sorted(names):
+            host = self._named(name)
+            found |= {each.name: each for each in (host, *host.further)}
+        return list(found.values())
 
     def _named(self, name: str) -> Interface:
         host = self._interfaces.get(name)

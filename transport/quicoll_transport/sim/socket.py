@@ -34,12 +34,13 @@ class SimulatedSocket:
     Args:
         loop: The event loop of the process.
         port: The port to listen on; 0 for a free one.
+        at: At which of the host's addresses; 0 is the first one.
     Raises:
         AddressError: The port is in use or no port, or the process is gone.
     """
 
-    def __init__(self, loop: HostLoop, port: int = 0) -> None:
-        self.interface = interface = loop.interface
+    def __init__(self, loop: HostLoop, port: int = 0, *, at: int = 0) -> None:
+        self.interface = interface = (loop.interface, *loop.interface.further)[at]
         if loop.dead:
             raise AddressError(f"the process on {interface.name} is gone")
         if not 0 <= port <= 65535:

@@ -42,11 +42,12 @@ class World(Timeline):
         self.network = Network(self)
         self._confined: Any = None
 
-    def host(self, name: str) -> Host:
+    def host(self, name: str, *, addresses: int = 1) -> Host:
         """Add a host with an address of its own.
 
         Args:
             name: Its name, by which others also resolve it.
+            addresses: How many it has, up to 4, each in a network of its own.
         Raises:
             ConfigurationError: There is a host of this name, or the world is full.
         """
@@ -63,6 +64,8 @@ class World(Timeline):
         )
         host = Host(self, clock, self.network.attach(name, f"10.0.{number >> 8}.{number & 255}"))
         self.hosts[name] = host
+        for network in range(1, addresses):
+            self.network.attach_further(name, f"10.{network}.{number >> 8}.{number & 255}")
         return host
 
     # -- running -------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ traffic      connections at work, and their ends
 greeting     from a connection of nobody to one of a link
 admission    who comes in: the rules of gate, guard, authentication and Hello
 dialling     which address is tried next, and when again
+failover     a silent connection of a link gives way to one by another path
 dial_plan    the order in which a peer's addresses are dialled
 table        which connections there are, and which one carries each link
 connection   a carrier and what the endpoint knows of it

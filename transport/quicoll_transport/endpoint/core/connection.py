@@ -43,6 +43,7 @@ class Connection:
     # Of the table, which alone writes these (table.py):
     listed: bool = False  # whether it is in the table
     carries: bool = False  # whether it is the present connection of its peer's link
+    succeeds: bool = False  # whether it is to take that one's place (failover.py)
     cids: list[bytes] = field(default_factory=list)  # under which it is found
     reset_token: bytes | None = None  # by which its end is
 

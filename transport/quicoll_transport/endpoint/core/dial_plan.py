@@ -40,9 +40,11 @@ class DialPlan:
     """Which address of a peer comes next, and how long it may stay silent. See the module's head.
 
     begin -> next, next, ... until None; `worked` or another `begin` ends the round.
+
+    found: all addresses of the last round, in its order.
     """
 
-    __slots__ = ("_failed", "_good", "_left", "_rounds", "_several", "_tried", "current")
+    __slots__ = ("_failed", "_good", "_left", "_rounds", "_several", "_tried", "current", "found")
 
     def __init__(self) -> None:
         self._left: deque[Address] = deque()
@@ -52,6 +54,7 @@ class DialPlan:
         self._failed: dict[Address, str] = {}
         self._tried: dict[Address, None] = {}  # an ordered set: all of this round
         self.current: Address | None = None
+        self.found: tuple[Address, ...] = ()
 
     def begin(self, candidates: Sequence[Address]) -> None:
         """Start a round with these (canonical) addresses, MAX_CANDIDATES of them at most."""
@@ -60,6 +63,7 @@ class DialPlan:
             turns.remove(self._good)
             turns.insert(0, self._good)
         self._left = deque(turns)
+        self.found = tuple(turns)
         self._tried = dict.fromkeys(turns)
         self._several = len(turns) > 1
         self._rounds += 1
@@ -99,6 +103,10 @@ class DialPlan:
             return reason
         self._failed[self.current] = reason
         return "; ".join(f"{format_address(address)}: {why}" for address, why in self._failed.items())
+
+    def use(self, address: Address) -> None:
+        """Note that the present attempt is one to this address, which was begun outside of rounds."""
+        self.current = address
 
     def worked(self) -> None:
         """Note that the current attempt made a connection; next time its address goes first."""

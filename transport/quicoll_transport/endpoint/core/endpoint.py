@@ -2,7 +2,8 @@
 
 Who owns what. An endpoint has connections (table.py finds them, traffic.py runs them) and peers, one per link
 (peer.py). A connection belongs to no link until its peer is authenticated and has said Hello (admission.py has the
-rules, greeting.py carries them out). One side of a pair dials (dialling.py); it redials for as long as the link lives.
+rules, greeting.py carries them out). One side of a pair dials (dialling.py); it redials for as long as the link lives,
+and dials another address of the peer when the present one has become silent (failover.py).
 When a link ends, its connection is closed with CLOSE_GONE, so that the other side does not have to wait for silence.
 
 How it is driven. Every call takes `now_ns`. What is to be done comes out of `actions`, in order. Peers that were
@@ -31,6 +32,7 @@ from quicoll_transport.carrier import (
     CLOSE_OUTDATED,
     CLOSE_PROTOCOL,
     CLOSE_REFUSED,
+    CLOSE_REPLACED,
     Authenticated,
     Closed,
     ControlData,
@@ -41,6 +43,7 @@ from quicoll_transport.endpoint.core.agenda import Agenda
 from quicoll_transport.endpoint.core.closed import ClosedConnections
 from quicoll_transport.endpoint.core.connection import Connection
 from quicoll_transport.endpoint.core.dialling import DialAttempt, Dialler, NoAddress
+from quicoll_transport.endpoint.core.failover import Failover
 from quicoll_transport.endpoint.core.greeting import Greeting
 from quicoll_transport.endpoint.core.peer import Peer
 from quicoll_transport.endpoint.core.table import Table
@@ -117,6 +120,7 @@ class EndpointCore:
         self._on_end = on_end
         self._payload_fault = payload_fault
         self._dialler = Dialler(handshake_ns=settings.handshake_ns, scope_of=scope_of)
+        self._failover = Failover(self.connections, scope_of=scope_of)
         self._actions = Actions(observed=observed)
         self.actions = self._actions.queue
         self.traffic = Traffic(
@@ -136,6 +140,7 @@ class EndpointCore:
             actions=self._actions,
             settle=self._settle,
             invite=self._invite,
+            succeed=self._succeed,
             wall_ns=wall_ns,
         )
         self._next_number = 1
@@ -159,7 +164,10 @@ class EndpointCore:
         if peer.link.ended and (connection := self.connections.detach(peer)) is not None:
             code = CLOSE_NORMAL if peer.link.state is LinkState.CLOSED else CLOSE_GONE
             self.traffic.close(connection, code, peer.link.cause)
-        self.agenda.note(peer, peer.next_timer(connected=peer in of_link) if peer.living else None)
+        at = peer.next_timer(connected=peer in of_link) if peer.living else None
+        if at is not None and peer.several and (doubt_ns := self._failover.due_ns(peer)) is not None:
+            at = min(at, doubt_ns)
+        self.agenda.note(peer, at)
 
     def next_timer(self) -> int | None:
         """Return when `handle_timer` is due; None: never, as things are."""
@@ -194,7 +202,7 @@ class EndpointCore:
             peer = self._new_peer(identity, addresses=addresses, dial=dial)
         else:
             self._extend_round(peer, addresses, now_ns)
-            peer.addresses = list(addresses) or peer.addresses
+            peer.reached_at(addresses)
             peer.dial = peer.dial or dial
         self.touch(peer)
         return peer
@@ -282,10 +290,14 @@ class EndpointCore:
                     self.traffic.receive(connection, theirs, now_ns)
         for connection in touched:
             self._process(connection, now_ns)
-            if connection.peer is not None:
-                self.touch(connection.peer)
-            else:
-                self.traffic.transmit(connection)
+            self._stirred(connection)
+
+    def _stirred(self, connection: Connection) -> None:
+        """See that what a connection has to send goes out, and that its link's wishes are looked at."""
+        if connection.peer is not None and not connection.succeeds:
+            self.touch(connection.peer)
+        else:
+            self.traffic.transmit(connection)
 
     def handle_timer(self, now_ns: int) -> None:
         """Do what is due."""
@@ -323,7 +335,7 @@ class EndpointCore:
         for connection in self._towards(address):
             connection.carrier.limit_datagrams(most)
             if connection.peer is not None:
-                self.touch(connection.peer)
+                self._stirred(connection)
 
     def unreachable(self, address: Address, cause: str, now_ns: int, *, refused: bool) -> None:
         """Take the news that datagrams do not reach an address.
@@ -346,6 +358,8 @@ class EndpointCore:
                 self.traffic.fail(connection, CLOSE_NORMAL, cause)
             elif refused:
                 peer.link.unreachable(now_ns)
+            elif connection.carries:
+                self._failover.unreachable(peer)
             self.touch(peer)
 
     def start_over(self, incarnation: int) -> None:
@@ -413,6 +427,9 @@ class EndpointCore:
         if peer.looking_up:
             peer.looking_up = False
             self._actions.put(CancelLookUp(peer.number))
+        self._failover.forget(peer)
+        if (successor := self.connections.successors.get(peer)) is not None:
+            self.traffic.close(successor, CLOSE_NORMAL, "its link has ended")
         self.touch(peer)
 
     def _own(self, peer: Peer, work: Callable[..., object], *arguments: object) -> None:
@@ -460,6 +477,8 @@ class EndpointCore:
         self._own(peer, peer.handle_timer, now_ns, path)
         if peer.wants_dial(now_ns, connected=peer in self.connections.of_link):
             self._own(peer, self._dial, peer, now_ns)
+        elif peer.living and peer.several and (attempt := self._failover.attempt(peer, now_ns)) is not None:
+            self._own(peer, self._connect, peer, attempt, now_ns, self.connections.put_forward)
         self.touch(peer)
 
     # -- dialling ------------------------------------------------------------------------------------------------
@@ -475,9 +494,11 @@ class EndpointCore:
         if isinstance(step, NoAddress):
             self._detached(peer, step.reason)
         else:
-            self._connect(peer, step, now_ns)
+            self._connect(peer, step, now_ns, self.connections.attach)
 
-    def _connect(self, peer: Peer, attempt: DialAttempt, now_ns: int) -> None:
+    def _connect(
+        self, peer: Peer, attempt: DialAttempt, now_ns: int, enter: Callable[[Connection, Peer], None]
+    ) -> None:
         connection = Connection(
             self._dial_address(attempt.address, now_ns),
             dialled=True,
@@ -486,11 +507,26 @@ class EndpointCore:
             answer_ns=attempt.answer_ns,
         )
         peer.attempts += 1
-        self.connections.attach(connection, peer)
+        enter(connection, peer)
         if self._actions.observed:
             self._actions.tell(DialStarted(now_ns, str(peer.identity), peer.number, attempt.address, peer.attempts))
         self.traffic.register(connection)
         self.traffic.transmit(connection)
+
+    def _succeed(self, connection: Connection, peer: Peer) -> None:
+        """Put an authenticated successor in the place of the connection of its link, if that one is silent still."""
+        if not self._failover.takes_over(peer, self._actions.now_ns):
+            self.traffic.close(connection, CLOSE_REPLACED, "the path before it answers again")
+            self.touch(peer)
+            return
+        previous = self.connections.detach(peer)
+        if previous is not None:
+            peer.link.disconnected()
+            self.traffic.close(previous, CLOSE_REPLACED, "its path is silent")
+        self.connections.attach(connection, peer)
+        if connection.carrier.peer_address is not None:
+            peer.plan.use(connection.carrier.peer_address)
+        peer.link.connected()
 
     # -- datagrams -----------------------------------------------------------------------------------------------
 
@@ -572,15 +608,10 @@ class EndpointCore:
         if at is not None and now_ns >= at:
             self.traffic.guard(connection, connection.carrier.handle_timer, now_ns)
             self._process(connection, now_ns)
-        if not connection.listed:
-            return
-        late = connection.overdue(now_ns)
-        if late is not None:
+        if connection.listed and (late := connection.overdue(now_ns)) is not None:
             self.traffic.fail(connection, *late)
-        elif connection.peer is not None and connection.carries:
-            self.touch(connection.peer)
-        else:
-            self.traffic.transmit(connection)
+        if connection.listed or connection.peer is not None:
+            self._stirred(connection)
 
     def _towards(self, address: Address) -> list[Connection]:
         """Return the connections with a peer at this address, whatever its scope."""
@@ -604,7 +635,7 @@ class EndpointCore:
         """Go on without a connection that was closed by the peer, or by the carrier itself."""
         peer = self.traffic.ended(connection, end)
         if peer is None:
-            return
+            return  # it carried no link; one that was to take another's place is stirred by whoever asked it
         code, reason = end.code, end.reason
         if code == CLOSE_OUTDATED and connection.identity is not None and (latest := as_incarnation(reason)):
             peer.link.outdated_by = latest

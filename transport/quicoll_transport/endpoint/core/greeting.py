@@ -35,6 +35,7 @@ class Greeting:
     identity: ours. peers: the living ones. table, traffic, admission, actions: the endpoint's.
     settle(now_ns): finishes what the end of a link asks for, before another link of that peer begins.
     invite(identity) -> a peer that nobody here asked for, or the code and the reason with which it is turned away.
+    succeed(connection): a connection that is to take the place of its link's present one is authenticated.
     wall_ns() -> the date, for who asks how this side sees it.
 
     refused: the last refusals of peers, newest last, for people and tests.
@@ -51,6 +52,7 @@ class Greeting:
         actions: Actions,
         settle: Callable[[int], None],
         invite: Callable[[NodeIdentity], Peer | tuple[int, str]],
+        succeed: Callable[[Connection, Peer], None],
         wall_ns: Callable[[], int],
     ) -> None:
         self.refused: list[str] = []
@@ -62,6 +64,7 @@ class Greeting:
         self._actions = actions
         self._settle = settle
         self._invite = invite
+        self._succeed = succeed
         self._wall_ns = wall_ns
 
     def authenticated(self, connection: Connection, event: Authenticated) -> None:
@@ -75,8 +78,11 @@ class Greeting:
             self.refused = [*self.refused[1 - _MAX_REFUSED :], str(error)]
             self._traffic.fail(connection, CLOSE_REFUSED, "refused", note=f"we refuse the peer: {error}")
             return
-        if connection.peer is not None and connection.carries:
-            connection.peer.link.connected()
+        peer = connection.peer
+        if peer is not None and connection.succeeds:
+            self._succeed(connection, peer)
+        elif peer is not None and connection.carries:
+            peer.link.connected()
 
     def control(self, connection: Connection, data: bytes, now_ns: int) -> None:
         """Take bytes of the control stream: Hello first, then what is for the link.

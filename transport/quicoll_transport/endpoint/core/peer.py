@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from quicoll_transport.endpoint.core.dial_plan import DialPlan
 from quicoll_transport.events import LinkChanged, PayloadCorrupted, Resent, Stalled, SuspicionChanged
 from quicoll_transport.link.core import LinkConfig, LinkCore, LinkId, LinkState
+from quicoll_transport.net.addresses import is_numeric
 
 if TYPE_CHECKING:
     from quicoll_transport.carrier import PathStats
@@ -33,6 +34,7 @@ class Peer:
     attempts: connections dialled so far. violations: connections closed here because the peer broke the protocol.
     fingerprint: of the certificate that its last connection showed.
     looking_up: whether its names are being looked up.
+    several: whether it may be reached at more than one address.
     living: whether the endpoint has it among its peers.
     """
 
@@ -51,7 +53,8 @@ class Peer:
     ) -> None:
         self.identity = identity
         self.number = number
-        self.addresses = list(addresses)
+        self.addresses: list[Address] = []
+        self.several = False
         self.dial = dial
         self.on_app: Callable[[bytes], None] = lambda data: None
         self.on_state: Callable[[LinkState], None] = lambda state: None
@@ -63,6 +66,7 @@ class Peer:
         self.fingerprint = ""
         self.looking_up = False
         self.living = True
+        self.reached_at(addresses)
         self._actions = actions
         self._on_end = on_end
         self._told_state = LinkState.CONNECTING
@@ -77,6 +81,13 @@ class Peer:
             on_state=self._state,
             payload_fault=payload_fault,
         )
+
+    def reached_at(self, addresses: Sequence[Address]) -> None:
+        """Take in where the peer is from now on; no addresses: where it was."""
+        if addresses and list(addresses) != self.addresses:
+            self.addresses = list(addresses)
+            self.plan.found = ()
+            self.several = len(addresses) > 1 or not is_numeric(str(addresses[0][0]))
 
     def __repr__(self) -> str:
         return f"<Link {self.identity} {self.link.state.value}{' suspect' if self.link.suspect else ''}>"

@@ -7,10 +7,11 @@ connection: such a datagram has no id, and is found by its end (section 10.3.1).
 
 Invariants: an id leads to one connection, which is in the table; what is not in the table is found by no datagram and
 asked by no timer, and nothing enters it again. A peer has at most one connection of its link at a time, and that is
-one of its own (`Connection.peer`).
+one of its own (`Connection.peer`). So it has at most one that is to take that one's place.
 
 What is asked for each datagram is read without a call and written here alone: `Connection.listed` (it is in the table),
-`Connection.carries` (it is the present connection of its peer's link), `Table.of_link`.
+`Connection.carries` (it is the present connection of its peer's link), `Connection.succeeds` (it is to take that one's
+place), `Table.of_link`.
 """
 
 from __future__ import annotations
@@ -31,12 +32,13 @@ class Table:
     """Iterated in the order of registration.
 
     by_cid: where the ids lead. of_link: the present connection of each peer's link, a dialled one that is not up yet
-    included.
+    included. successors: those that are to take their places.
     """
 
     def __init__(self) -> None:
         self.by_cid: dict[bytes, Connection] = {}
         self.of_link: dict[Peer, Connection] = {}
+        self.successors: dict[Peer, Connection] = {}
         self._by_token: dict[bytes, Connection] = {}
         self._connections: dict[Connection, None] = {}  # an ordered set
 
@@ -95,6 +97,7 @@ class Table:
             if self.by_cid.get(cid) is connection:
                 del self.by_cid[cid]
         self._forget_token(connection)
+        self._succeeds_no_more(connection)
 
     def _forget_token(self, connection: Connection) -> None:
         if connection.reset_token is not None and self._by_token.get(connection.reset_token) is connection:
@@ -105,6 +108,7 @@ class Table:
     def attach(self, connection: Connection, peer: Peer) -> None:
         """Make this the connection of the peer's link."""
         self.detach(peer)
+        self._succeeds_no_more(connection)
         connection.peer, connection.carries = peer, True
         self.of_link[peer] = connection
 
@@ -114,3 +118,13 @@ class Table:
         if connection is not None:
             connection.carries = False
         return connection
+
+    def put_forward(self, connection: Connection, peer: Peer) -> None:
+        """Make this the connection that is to take the place of the one of the peer's link; there is none yet."""
+        connection.peer, connection.succeeds = peer, True
+        self.successors[peer] = connection
+
+    def _succeeds_no_more(self, connection: Connection) -> None:
+        if connection.succeeds and connection.peer is not None:
+            connection.succeeds = False
+            del self.successors[connection.peer]
