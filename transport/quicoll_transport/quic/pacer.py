@@ -1,9 +1,9 @@
 """When packets may leave: a bucket of bytes that fills at the controller's rate. Sans-IO, integers, nothing is rounded.
 
 Promises
-    Never faster: over any stretch of time, what was allowed is at most the bucket, what was owed when it began, and what
-    the rate gives in it, however often and unevenly it is asked. (A pacer that lets anything through while its credit is above nothing sends
-    up to a burst too much each time: 22 % on a wide-area link without loss.)
+    Never faster: over any stretch of time, what was allowed is at most the bucket, what was owed when it began, and
+    what the rate gives in it, however often and unevenly it is asked. (A pacer that lets anything through while its
+    credit is above nothing sends up to a burst too much each time: 22 % on a wide-area link without loss.)
     Never slower: credit is kept in byte-nanoseconds, so no remainder is lost, and `due_ns` is the first nanosecond at
     which there is enough.
     Bursts stay whole: what is asked for is allowed when all of it fits, or a full burst if it is larger than that;
