@@ -18,7 +18,7 @@ import struct
 import sys
 from collections.abc import Iterable
 
-__all__ = ["ANCILLARY", "MOST_NS", "stamp", "stamp_of", "supported", "waited"]
+__all__ = ["ANCILLARY", "MOST_NS", "can_stamp", "stamp", "stamp_of", "waited"]
 
 MOST_NS = 250_000_000
 """The longest wait that is believed."""
@@ -56,7 +56,7 @@ def waited(came_ns: int, wall_ns: int) -> int:
 
 
 @functools.cache
-def supported() -> bool:
+def can_stamp() -> bool:
     """Return whether this system stamps datagrams, as tried on its loopback interface."""
     if sys.platform != "linux":
         return False

@@ -114,7 +114,7 @@ class UdpSocket:
         able = offload.supported()
         self._sends_many = able.sends
         self._receives_many = able.receives
-        self._stamped = arrival.supported()
+        self._stamped = arrival.can_stamp()
         self._socket = bound_socket(
             host, port, v6only=v6only, errors=self._errors, many=self._receives_many, stamped=self._stamped
         )
