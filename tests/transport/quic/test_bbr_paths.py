@@ -227,3 +227,28 @@ def test_hosts_that_come_late_are_not_taken_for_a_queue() -> None:
     unknown = sorted(ratio for seed in seeds for ratio in beside_other_work(seed, stamped=False)[1:])
     assert known[-1] < 1.9, known
     assert unknown[-1] > 2.0, "without it they are"
+
+
+def test_data_both_ways_does_not_make_the_rate_too_high() -> None:
+    """16 MiB each way: acknowledgements wait behind data, come together, and show more than the path carries."""
+    rate, rtt, ratios = 62_500_000, 10 * MS, []
+    for seed in (1, 2):
+        forth, back = (bottleneck(1.0, loss=0.0001, rate=rate, rtt=rtt, seed=seed + i) for i in (0, 50))
+        both = [
+            Transfer(2, Bbr(DATAGRAM, random.Random(seed + i).randbytes), *lines, paced=True, ack_delay_ns=5 * MS)
+            for i, lines in enumerate(((forth, back), (back, forth)))
+        ]
+        for transfer in both:
+            transfer.run()
+        now_ns, packets = 100 * MS, (16 << 20) // DATAGRAM
+        for _ in range(5):
+            for transfer in both:
+                transfer.now_ns = now_ns
+                transfer.ask(packets)
+            run_together(both, now_ns + 10 * S)
+            end_ns = max(transfer.now_ns for transfer in both)
+            ratios.append((end_ns - now_ns) / (packets * DATAGRAM * S / rate + rtt))
+            now_ns = end_ns + rtt
+    ratios.sort()
+    assert ratios[len(ratios) // 2] < 1.13, ratios
+    assert ratios[-1] < 1.5, ratios

@@ -18,6 +18,9 @@ was too much without that "may be full": 0.55 of the rate for the next seconds, 
 (The draft takes 2 % for congestion while it probes, and any loss at all while it does not: on a path that loses 1 % at
 random its rate sinks by as much each round until it probes again.)
 
+A queue *stands*, and is likely our own, where it was there for a whole round and did not double the shortest round
+trip: a window of twice what the path holds cannot make it much longer, and others' mostly are.
+
 Invariants
     `longest` is not below the longest round trip of this round and the last, but for those before the present cycle.
     Noise outlives what else is believed of a path.
@@ -44,18 +47,32 @@ class CongestionSigns:
     acked, lost: bytes of this round. flight, peak: the most that was in flight, before a loss and at all.
     """
 
-    __slots__ = ("_longest_before_ns", "_longest_ns", "acked", "flight", "longest", "lost", "noise", "peak", "shortest")
+    __slots__ = (
+        "_least_ns",
+        "_longest_before_ns",
+        "_longest_ns",
+        "acked",
+        "flight",
+        "longest",
+        "lost",
+        "noise",
+        "peak",
+        "shortest",
+    )
 
     def __init__(self, noise: Noise) -> None:
         """Begin a path, of which no more is known than what it loses by itself."""
         self.shortest, self.longest, self.noise = ShortestRoundTrip(), LongestRoundTrip(), noise
         self.acked = self.lost = self.flight = self.peak = 0
         self._longest_ns = self._longest_before_ns = 0  # round trip, and of the round before
+        self._least_ns: int | None = None  # round trip of this round
 
     def on_round_trip(self, rtt_ns: int, now_ns: int) -> bool:
         """Take a round trip; return whether the shortest is due to be measured anew."""
         self.longest.on_sample(rtt_ns)
         self._longest_ns = max(self._longest_ns, rtt_ns)
+        if self._least_ns is None or rtt_ns < self._least_ns:
+            self._least_ns = rtt_ns
         return self.shortest.on_sample(rtt_ns, now_ns)
 
     def on_acked(self, acked: int, prior_in_flight: int) -> None:
@@ -71,6 +88,7 @@ class CongestionSigns:
     def end_round(self, rtt_ns: int | None) -> None:
         """Begin the next round, with a round trip if there is one."""
         self._longest_before_ns, self._longest_ns = self._longest_ns, rtt_ns or 0
+        self._least_ns = rtt_ns
         self.acked = self.lost = self.flight = self.peak = 0
 
     def learn_noise(self, datagram: int) -> None:
@@ -82,6 +100,11 @@ class CongestionSigns:
         """Return whether round trips of this round or the last were longer than without a queue."""
         shortest = self.shortest.value_ns
         return shortest is not None and max(self._longest_ns, self._longest_before_ns) > shortest * 9 // 8 + _MS
+
+    def has_standing_queue(self) -> bool:
+        """Return whether there was a queue throughout this round that is likely our own."""
+        shortest, least = self.shortest.value_ns, self._least_ns
+        return shortest is not None and least is not None and shortest * 9 // 8 + _MS < least < shortest * 2
 
     def _may_be_full(self) -> bool:
         half = (self.longest.value_ns + (self.shortest.value_ns or 0)) // 2
