@@ -23,6 +23,7 @@ from quicoll_transport.security.authority import create_authority, issue
 
 if TYPE_CHECKING:
     from quicoll.membership.service import CoordinatorService
+    from quicoll_transport.net.addresses import Address
     from quicoll_transport.net.runs import DatagramRun
 
 NOWHERE = "127.0.0.2:0"  # what others are told in place of where a rank is: nothing listens there
@@ -36,6 +37,11 @@ class Walled(UdpSocket):
     def send(self, runs: Sequence[DatagramRun]) -> None:
         ports = type(self).open_to
         super().send([run for run in runs if ports is None or run.address[1] in ports])
+
+
+def walled(addresses: Sequence[Address], *, loop: asyncio.AbstractEventLoop) -> Walled:
+    ((host, port, *_),) = addresses
+    return Walled(str(host), int(port), loop=loop)
 
 
 @pytest.fixture
@@ -89,7 +95,7 @@ async def test_ranks_that_announce_what_leads_nowhere_meet_where_the_coordinator
 async def test_ranks_between_whom_nothing_passes_meet_through_the_coordinator(
     certs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quicoll.engine.start.UdpSocket", Walled)
+    monkeypatch.setattr("quicoll.engine.start.bound_io", walled)
     async with coordinator(certs, tmp_path / "journal") as service:
         monkeypatch.setattr(Walled, "open_to", frozenset({service.endpoint.address[1]}))
         assert await sums(service.address, certs, advertise=NOWHERE, listen="127.0.0.1:0") == [2 * 299_999] * 2
@@ -104,7 +110,7 @@ async def test_ranks_between_whom_nothing_passes_meet_through_the_coordinator(
 async def test_ranks_between_whom_nothing_passes_meet_through_a_relay_of_its_own(
     certs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quicoll.engine.start.UdpSocket", Walled)
+    monkeypatch.setattr("quicoll.engine.start.bound_io", walled)
     relay = await asyncio.create_subprocess_exec(
         sys.executable, "-c", "import sys; from quicoll.cli.main import main; sys.exit(main())",
         "relay", "--job", "alpha", "--certs", str(certs), "--listen", "127.0.0.1:0",

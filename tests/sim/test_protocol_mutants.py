@@ -203,8 +203,8 @@ def a_share_of_three_ends_early(patch: Patch) -> None:
     # Ones that keep no plan, for an honest run has made some, and shall not find this one's.
     patch.setattr(quicoll.plan.schedule, "_PLANNERS", {**kept, "all_reduce": quicoll.plan.all_reduce})
 
-    def short(elements: int, parts: int) -> list[tuple[int, int]]:
-        found = honest(elements, parts)
+    def short(elements: int, parts: int, grain: int) -> list[tuple[int, int]]:
+        found = honest(elements, parts, grain)
         return [*found[:-1], (found[-1][0], found[-1][1] - 1)] if len(found) == 3 else found
 
     patch.setattr(quicoll.plan.reductions, "shares", short)
