@@ -439,8 +439,8 @@ class Bbr:
     def _correct(self, path_ns: int) -> None:
         """Believe in what a round has delivered that had a queue throughout, where that is clearly less."""
         took_ns = path_ns - self._round_began_ns
-        if took_ns < (self.signs.shortest.value_ns or 1):
-            return
+        if self._round - self._since_round < _OWN_ROUNDS or took_ns < (self.signs.shortest.value_ns or 1):
+            return  # what has arrived was sent at another rate, or too close together
         passed = self.signs.acked * _NS // took_ns
         if passed * 100 < self._bounded * _CLEARLY:
             self.bandwidth.cut(max(passed, self._bounded * _LEAST_CORRECTED // 100, 1))
