@@ -51,6 +51,7 @@ SEEDS = range(300)
 EVERY_FAULT = """
 sim.at(0.1).partition({0, 1}, {"coordinator", 2})
 sim.at(0.1).partition({0}, {1}, one_way=True)
+sim.at(0.1).unplug(1, 2)
 sim.at(0.2).hold({0}, {"other-host"})
 sim.at(0.3).repair()
 sim.at(0.3).repair({0}, {1, 2})
