@@ -259,8 +259,6 @@ class Transfer:
                 chunks.append(chunk)
         if not self._queue:
             recovery.on_app_limited()
-            if self._pacer is not None:
-                self._pacer.nothing_waits()
         if not chunks:
             return False
         if self._pacer is not None:

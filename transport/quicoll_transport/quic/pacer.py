@@ -1,9 +1,9 @@
 """When packets may leave: a bucket of bytes that fills at the controller's rate. Sans-IO, integers, nothing is rounded.
 
 Promises
-    Never faster: over any stretch of time, what was allowed is at most the bucket, what was owed when it began, and
-    what the rate gives in it, however often and unevenly it is asked. (A pacer that lets anything through while its
-    credit is above nothing sends up to a burst too much each time: 22 % on a wide-area link without loss.)
+    Never faster: over any stretch of time, what was allowed is at most the bucket and what the rate gives in it,
+    however often and unevenly it is asked. (A pacer that lets anything through while its credit is above nothing sends
+    up to a burst too much each time: 22 % on a wide-area link without loss.)
     Never slower: credit is kept in byte-nanoseconds, so no remainder is lost, and `due_ns` is the first nanosecond at
     which there is enough.
     Bursts stay whole: what is asked for is allowed when all of it fits, or a full burst if it is larger than that;
@@ -11,10 +11,6 @@ Promises
 
 A burst is what the rate gives in one millisecond, two datagrams at least; the bucket holds two bursts, so that a timer
 that is late by a millisecond costs nothing, and ten datagrams at least, the burst that RFC 9002 section 7.7 allows.
-
-Who comes late. What was refused and could have left at `due_ns` is owed for as long as nobody has come for it, ten
-milliseconds at most: the bucket is larger by that. So a host whose processors are busy, and that looks every five
-milliseconds, sends at its rate and not at two fifths of it. Who has nothing to send is owed nothing (`nothing_waits`).
 Probes do not wait for the pacer (section 6.2.4): `spend` may overdraw it, and what follows waits for the debt.
 A rate that changes holds from then on; the time before it counts at the rate of before.
 """
@@ -28,7 +24,6 @@ _BURST_NS = 1_000_000
 _BURSTS = 2  # that the bucket holds
 _LEAST_DATAGRAMS = 2  # of a burst
 _BUCKET_DATAGRAMS = 10
-_MOST_OWED_NS = 10_000_000
 
 
 class Pacer:
@@ -37,7 +32,7 @@ class Pacer:
     The credit stays as it is while there is no rate.
     """
 
-    __slots__ = ("_at_ns", "_credit", "_datagram", "_owed_ns", "_rate", "due_ns")
+    __slots__ = ("_at_ns", "_credit", "_datagram", "_rate", "due_ns")
 
     def __init__(self, datagram: int, now_ns: int) -> None:
         """Begin with a full bucket.
@@ -50,7 +45,6 @@ class Pacer:
         self._rate: int | None = None
         self._credit = _BUCKET_DATAGRAMS * datagram * _NS  # in byte-nanoseconds
         self._at_ns = now_ns
-        self._owed_ns: int | None = None  # since when what was refused could have left; None: nothing waits
         self.due_ns: int | None = None  # when what was refused last may leave; None: nothing was
 
     def allowance(self, rate: int | None, wanted: int, now_ns: int) -> int:
@@ -64,22 +58,16 @@ class Pacer:
         elapsed, self._at_ns = max(now_ns - self._at_ns, 0), max(now_ns, self._at_ns)
         before, self._rate = self._rate, rate
         self.due_ns = None
-        owed_ns, self._owed_ns = self._owed_ns, None
         if rate is None:
             return wanted
         burst = max(_LEAST_DATAGRAMS * self._datagram, rate * _BURST_NS // _NS)
-        late_ns = 0 if owed_ns is None else min(max(now_ns - owed_ns, 0), _MOST_OWED_NS)
-        bucket = max(_BUCKET_DATAGRAMS * self._datagram, _BURSTS * burst) * _NS + late_ns * rate
+        bucket = max(_BUCKET_DATAGRAMS * self._datagram, _BURSTS * burst) * _NS
         self._credit = min(self._credit + elapsed * (before or 0), bucket)
         needed = min(max(wanted, 1), burst) * _NS
         if self._credit >= needed:
             return min(wanted, self._credit // _NS)
-        self.due_ns = self._owed_ns = self._at_ns - (self._credit - needed) // rate
+        self.due_ns = self._at_ns - (self._credit - needed) // rate
         return 0
-
-    def nothing_waits(self) -> None:
-        """Take note that there is nothing to send: nothing is owed any more."""
-        self._owed_ns = None
 
     def spend(self, nbytes: int) -> None:
         """Take off what was sent since the allowance, at the same time."""

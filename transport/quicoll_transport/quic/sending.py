@@ -250,7 +250,6 @@ class Sender:
         waits = protection is not None and self._protect(protection, out, now_ns)
         if outbound.oldest_bulk() is None and self.recovery.room and not waits:
             self.recovery.on_app_limited()
-            self._pacer.nothing_waits()
         return out
 
     def _begin_turn(self) -> None:
