@@ -81,7 +81,7 @@ async def test_a_path_that_is_cut_in_the_middle_of_a_message_costs_neither_a_vie
             x = np.arange(COUNT, dtype=np.float32) * (job.rank + 1)
             found = [await job.group.all_reduce(x)]
             handle = job.group.all_reduce(x)
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.02)  # so that the path is cut in the middle of it
             await job._runtime.call(_add(job, cut))
             if node == "a":
                 services[0].faults.add(cuts[2])
