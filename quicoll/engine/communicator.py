@@ -96,7 +96,7 @@ class Communicator:
         loop: asyncio.AbstractEventLoop,
         links: dict[int, Link],
         on_failure: Callable[[QuicollError, tuple[int, ...]], None],
-        on_called: Callable[[str, dict[int, int]], None] = lambda op, arrived_ns: None,
+        on_called: Callable[[str, dict[int, int], bool], None] = lambda op, arrived_ns, near: None,
         near: Neighbourhood | None = None,
         ways: Sequence[WaysBeside] = (),
         flight: ViewRecorder | None = None,
@@ -111,8 +111,8 @@ class Communicator:
             links: To every other rank of the view.
             on_failure: Called once with (error, ranks) when it breaks from inside. ranks: those whose bits came
                 corrupted, or who called something else.
-            on_called: Called with (op, arrived_ns) for each operation that all have called. arrived_ns: when each
-                rank's call came to be known here.
+            on_called: Called with (op, arrived_ns, near) for each operation that all have called. arrived_ns: when
+                each rank's call came to be known here. near: through memory, and by no link.
             near: The way between the ranks where all share a host, which ends with this.
             ways: Those that have something beside their links, by which messages of plans go (noticed.py): the memory
                 of this host, where not all share it, and lanes. They end with this.
@@ -396,7 +396,7 @@ class Communicator:
                 return False
             calls.compare(slot)
             if call.watched:
-                self._on_called(slot.name, slot.arrived_ns)
+                self._on_called(slot.name, slot.arrived_ns, False)
             call.small.combine(calls.given(slot, call.small), ())
             return True
         if operation.stage is Headway.CALLED:
@@ -430,7 +430,7 @@ class Communicator:
             calls.compare(slot)
             operation.stage = Headway.COMPARED
             if call.watched:
-                self._on_called(slot.name, slot.arrived_ns)
+                self._on_called(slot.name, slot.arrived_ns, False)
         return operation.execution is not None and operation.execution.finished()
 
     def _woken(self, operation: InFlight) -> None:
@@ -565,7 +565,7 @@ class Communicator:
 
     def near_called(self, call: NearCall, arrived_ns: dict[int, int]) -> None:
         """All ranks have called, and one of them late. arrived_ns: when each one's call came to be known here."""
-        self._on_called(call.name, arrived_ns)
+        self._on_called(call.name, arrived_ns, True)
 
     def near_cancelled(self, call: NearCall) -> None:
         """A call was cancelled, and is out of the neighbourhood's hands."""

@@ -160,7 +160,7 @@ class Views:
             loop=self._loop,
             links=links,
             on_failure=lambda error, ranks: self._on_failure(view, error, ranks),
-            on_called=lambda op, arrived_ns: self._called(view, links, op, arrived_ns),
+            on_called=lambda op, arrived_ns, near: self._called(view, {} if near else links, op, arrived_ns),
             near=near,
             ways=[each for each in (ways, lanes) if each is not None],
             flight=flight,
@@ -254,7 +254,7 @@ class Views:
                 link.close("too many announcements for a view to come")
 
     def _called(self, view: View, links: dict[int, Link], op: str, arrived_ns: dict[int, int]) -> None:
-        """All ranks of an operation have called it: report the late ones."""
+        """All ranks of an operation have called it: report the late ones. links: by which the calls were told."""
 
         def rtt_ns(rank: int) -> int:
             return (links[rank].rtt_ns or 0) if rank in links else 0

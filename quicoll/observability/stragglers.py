@@ -9,7 +9,8 @@ own, so that clocks of different hosts are never compared. The delay of the netw
 
 The median, because one or a few late ranks do not move it. The lower one, so that of two ranks the first sets the
 measure. Two round trips, because an announcement that had to be sent once more comes that late though its rank was in
-time. The threshold does not adapt to the past: a rank that is late every time is late.
+time; where ranks call through the memory of their host nothing is sent, and a link, which a busy machine may have found
+slow, says nothing of them. The threshold does not adapt to the past: a rank that is late every time is late.
 
 Time is counted once. Several operations in flight wait for the same rank at the same time (a late rank that calls
 thirty at once makes all thirty late): what counts for an operation is the time after everything that has been counted
@@ -88,8 +89,8 @@ class Stragglers:
         Args:
             op: The operation.
             arrived_ns: By rank, when its call became known here.
-            rtt_ns: (rank) -> the round trip to it; 0 for oneself and where it is not known. Asked only of ranks that
-                may be late.
+            rtt_ns: (rank) -> the round trip to it; 0 for oneself, where it is not known and where no link told of the
+                call. Asked only of ranks that may be late.
             node: (rank) -> its name.
         Returns:
             The late ones, by rank.

@@ -72,7 +72,7 @@ class Bench:
             loop=self.loop,
             links=links,
             on_failure=lambda error, ranks: self.failed.append((error, ranks)),
-            on_called=lambda op, arrived_ns: self.called.append(op),
+            on_called=lambda op, arrived_ns, near: self.called.append(op),
             late=late,
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -116,6 +117,17 @@ def test_the_view_that_was_installed_first_stays_known_though_others_follow(benc
     for number in (7, 8, 9):
         bench.install(view(number))
         assert bench.views.first == view(7)
+
+
+def test_a_slow_link_excuses_nobody_who_calls_late_through_memory(bench: Bench) -> None:
+    for peer in bench.peers.values():
+        peer.rtt_ns = 10 * S
+    bench.install(view(7))
+    communicator: Any = bench.views.communicator
+    call: Any = SimpleNamespace(name="all_gather#0")
+    communicator.near_called(call, {0: 0, 1: 0, 2: 3 * S})
+    told = [event.fields for event in bench.events if event.kind == "straggler"]
+    assert [(each["rank"], each["seconds"]) for each in told] == [(2, 3.0)]
 
 
 def test_words_reach_the_communicator_of_their_view_and_no_other(bench: Bench) -> None:
