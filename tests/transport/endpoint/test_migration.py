@@ -124,6 +124,29 @@ def test_a_peer_whose_address_changes_in_the_middle_of_messages_keeps_its_link_a
     run(test)
 
 
+def test_a_peer_that_moved_is_waited_for_though_the_host_refuses_what_goes_to_its_old_address(run: Run) -> None:
+    """Nothing that it is owed reaches it, so with a full window it is silent until its probe timeout."""
+
+    async def test(world: World) -> None:
+        def refused(data: bytes, source: Address, destination: Address) -> list[tuple[float, bytes, Address]]:
+            if destination not in world.net.hosts:
+                world.loop.call_later(0.4, world.server._on_unreachable, destination, Trouble())
+            return [(0.2, data, source)]
+
+        world.net.tap = refused
+        ours, theirs = await world.link()
+        begun = []
+        for number in range(3):
+            begun.append(begin(ours, theirs, number, 5_000))
+            await asyncio.sleep(0.05)
+        assert not any(received.future.done() for _, received, _, _ in begun)
+        world.roaming.move((CLIENT[0], 2))
+        await finish(begun)
+        assert ours.stats.connections == theirs.stats.connections == 1
+
+    run(test)
+
+
 def test_an_address_may_change_again_and_again_and_back(run: Run) -> None:
     async def test(world: World) -> None:
         ours, theirs = await world.link()
@@ -188,7 +211,7 @@ def test_news_of_the_host_is_taken_for_the_address_that_the_peer_has_now(run: Ru
         world.roaming.move(ELSEWHERE)
         await finish([begin(ours, theirs, 1, 100_000), begin(theirs, ours, 2, 100_000)])
         heard: list[int] = []
-        theirs._core.unreachable = heard.append
+        theirs._core.unreachable = lambda now_ns, answer_ns: heard.append(now_ns)
         world.server._on_unreachable(CLIENT, Trouble())
         assert heard == [], "nobody of ours is there any more"
         world.server._on_unreachable(ELSEWHERE, Trouble())

@@ -259,7 +259,7 @@ async def test_a_route_that_is_away_for_a_while_does_not_count_against_a_link_th
     link = a.link(b.identity, addresses=[b.address], dial=True)
     await link.wait_up()
     counted: list[int] = []
-    link._core.unreachable = counted.append
+    link._core.unreachable = lambda now_ns, answer_ns: counted.append(now_ns)
     for _ in range(100):
         a._on_unreachable(b.address, Trouble("the network is unreachable", refused=False))
     assert counted == []

@@ -162,6 +162,15 @@ def test_unreachable_needs_both_count_and_span() -> None:
     assert "listens" in both.detector.cause
 
 
+def test_unreachable_waits_for_as_long_as_a_peer_that_moved_may_take_to_be_heard() -> None:
+    clock = Clock()
+    for at in range(0, 10 * UNREACHABLE_SPAN_NS, MS):
+        clock.detector.unreachable(at, 10 * UNREACHABLE_SPAN_NS)
+    assert clock.detector.verdict is Liveness.ALIVE
+    clock.detector.unreachable(10 * UNREACHABLE_SPAN_NS, 10 * UNREACHABLE_SPAN_NS)
+    assert clock.detector.verdict is Liveness.LOST
+
+
 def test_hearing_in_between_starts_the_count_of_unreachable_anew() -> None:
     clock = Clock()
     for i in range(20):

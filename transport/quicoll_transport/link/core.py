@@ -286,10 +286,15 @@ class LinkCore:
         self.detector.heard(now_ns)
         self._judge(now_ns)
 
-    def unreachable(self, now_ns: int) -> None:
-        """Note that the host says that nothing listens at the peer's address. While connecting, that is no news."""
+    def unreachable(self, now_ns: int, answer_ns: int = 0) -> None:
+        """Note that the host says that nothing listens at the peer's address. While connecting, that is no news.
+
+        Args:
+            now_ns: The time.
+            answer_ns: In which a peer that lives is heard of, by what is known of the path.
+        """
         if self.state in (LinkState.UP, LinkState.DOWN):
-            self.detector.unreachable(now_ns)
+            self.detector.unreachable(now_ns, answer_ns)
             self._judge(now_ns)
 
     def _judge(self, now_ns: int) -> None:

@@ -40,6 +40,9 @@ Three things must not be confused with a dead peer.
 - A single lost heartbeat. There are at least six heartbeats within `lost_after`.
 - One stray ICMP message. "Unreachable" has to come at least UNREACHABLE_COUNT times in UNREACHABLE_SPAN_NS without
   anything heard in between; a forged one alone only costs a little attention.
+- A peer that has moved (RFC 9000 section 9). What goes to its old address is refused, acknowledgements among it, so
+  with a full window it is silent until its probe timeout sends from the new one. Therefore the span is no shorter than
+  the time in which it does so, which the path says (`answer_ns`).
 
 Any authenticated packet counts as heard. Chandra & Toueg 1996 (JACM 43(2)) is the theory: such a detector is
 eventually strong when the deadlines exceed the true delays; it can be wrong, so only the coordinator's view counts.
@@ -189,13 +192,18 @@ class Detector:
         # With a shorter deadline the next heartbeat is due earlier too, or there would be fewer than promised.
         self._ping_ns = min(self._ping_ns, now_ns + self.ping_every_ns)
 
-    def unreachable(self, now_ns: int) -> None:
-        """Note that the host reported that nothing listens at the peer's address (ICMP port or host unreachable)."""
+    def unreachable(self, now_ns: int, answer_ns: int = 0) -> None:
+        """Note that the host reported that nothing listens at the peer's address (ICMP port or host unreachable).
+
+        Args:
+            now_ns: The time.
+            answer_ns: In which a peer that lives, and whose every acknowledgement is lost, is heard of.
+        """
         if self._unreachable == 0:
             self._unreachable_since_ns = now_ns
         self._unreachable += 1
         self._ping_ns = min(self._ping_ns, now_ns + self.ping_every_ns // 4)  # ask again soon
-        enough = now_ns - self._unreachable_since_ns >= UNREACHABLE_SPAN_NS
+        enough = now_ns - self._unreachable_since_ns >= max(UNREACHABLE_SPAN_NS, answer_ns)
         if self._unreachable >= UNREACHABLE_COUNT and enough and self.verdict is not Liveness.LOST:
             self.verdict = Liveness.LOST
             self.cause = "nothing listens at its address any more"

@@ -43,7 +43,7 @@ from quicoll_transport.endpoint.core.agenda import Agenda
 from quicoll_transport.endpoint.core.closed import ClosedConnections
 from quicoll_transport.endpoint.core.connection import Connection
 from quicoll_transport.endpoint.core.dialling import DialAttempt, Dialler, NoAddress
-from quicoll_transport.endpoint.core.failover import Failover
+from quicoll_transport.endpoint.core.failover import PROBE_TIMEOUTS, Failover
 from quicoll_transport.endpoint.core.greeting import Greeting
 from quicoll_transport.endpoint.core.peer import Peer
 from quicoll_transport.endpoint.core.table import Table
@@ -357,7 +357,7 @@ class EndpointCore:
             if connection.dialled and not connection.greeted:
                 self.traffic.fail(connection, CLOSE_NORMAL, cause)
             elif refused:
-                peer.link.unreachable(now_ns)
+                peer.link.unreachable(now_ns, PROBE_TIMEOUTS * connection.carrier.probe_timeout_ns)
             elif connection.carries:
                 self._failover.unreachable(peer)
             self.touch(peer)

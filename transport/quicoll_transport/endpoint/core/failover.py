@@ -56,10 +56,10 @@ if TYPE_CHECKING:
     from quicoll_transport.endpoint.core.table import Table
     from quicoll_transport.net.addresses import Address
 
-__all__ = ["Failover"]
+__all__ = ["PROBE_TIMEOUTS", "Failover"]
 
 _LEAST_NS = 200_000_000
-_PROBE_TIMEOUTS = 3
+PROBE_TIMEOUTS = 3  # in which a peer that lives is heard of
 _ANSWER_NS = 250_000_000  # the Connection Attempt Delay of RFC 8305 section 5, as for any dialling
 _DOUBLINGS = 5  # of the pause after a mistake, at most
 _FORGET_NS = 30_000_000_000  # after the last pause, that there were mistakes before
@@ -116,7 +116,7 @@ class Failover:
         since_ns = connection.carrier.unanswered_ns
         if since_ns is None:
             return None
-        patience_ns = max(_LEAST_NS, _PROBE_TIMEOUTS * connection.carrier.probe_timeout_ns)
+        patience_ns = max(_LEAST_NS, PROBE_TIMEOUTS * connection.carrier.probe_timeout_ns)
         latest_ns = since_ns + peer.link.detector.suspect_after_ns
         doubt = self._doubts.get(peer)
         if doubt is None:
@@ -144,7 +144,7 @@ class Failover:
             if address != carrier.peer_address and address not in doubt.tried:
                 doubt.tried[address] = None
                 doubt.not_before_ns, doubt.unreachable = now_ns, False
-                longest_ns = max(_ANSWER_NS, _PROBE_TIMEOUTS * carrier.probe_timeout_ns)
+                longest_ns = max(_ANSWER_NS, PROBE_TIMEOUTS * carrier.probe_timeout_ns)
                 return DialAttempt(address, now_ns + longest_ns)
         doubt.tried.clear()
         doubt.not_before_ns = now_ns + _LEAST_NS
