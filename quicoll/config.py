@@ -76,7 +76,7 @@ class JoinSettings(TypedDict, total=False):
     late_stacks: bool | None
     log: str | None
     local: bool | None
-    engine_share: float | None
+    engine_share: float | str | None
     lanes: int | None
     lane_addresses: str | None
     congestion: str | None
@@ -129,10 +129,12 @@ def _seconds(value: Any) -> float:
     return given
 
 
-def _part(value: Any) -> float:
+def _share(value: Any) -> float | str:
+    if value == "auto":
+        return "auto"
     given = float(value)
     if not 0.01 <= given <= 1:
-        raise ValueError("must be from 0.01 to 1")
+        raise ValueError('must be "auto", or from 0.01 to 1')
     return given
 
 
@@ -333,7 +335,7 @@ _FIELDS: dict[str, _Field] = {
     "late_stacks": _Field(_switch, True),
     "log": _Field(_level, None),
     "local": _Field(_switch, True),
-    "engine_share": _Field(_part, 1.0),
+    "engine_share": _Field(_share, "auto"),
     "lanes": _Field(partial(_integer, least=0, most=MAX_LANES), 0),
     "lane_addresses": _Field(_own_hosts, None),
     "congestion": _Field(partial(_word, known=_CONTROLLERS), "cubic"),
@@ -430,7 +432,8 @@ class Config:
             "info", "warning" or "error"; None leaves logging to the program.
         local: Whether ranks that share a host hand each other what they can through its memory.
         engine_share: Part of the time that the engine's thread takes at most while other threads of the program compute
-            and none waits for it; 1 is no bound.
+            and none waits for it; 1 is no bound. "auto": 0.07, for calls that go through the memory of a host alone,
+            and for 0.2 s at a time.
         lanes: Processes beside this one that carry its long messages, each with connections of its own; 0 has none.
             Where it is not given, as many as there are `lane_addresses`.
         lane_addresses: Numeric addresses of this host, with commas between them, at which its lanes listen and from
@@ -474,7 +477,7 @@ class Config:
     late_stacks: bool
     log: str | None
     local: bool
-    engine_share: float
+    engine_share: float | str
     lanes: int
     lane_addresses: str | None
     congestion: str

@@ -60,9 +60,11 @@ Start: TypeAlias = Begin[int]
 
 class CallAnswer(Protocol):
     """The future of a call. begun: what was called, from its first step to its end, for the engine's thread alone.
-    awaited: whether somebody waits for it; asked from any thread."""
+    held: whether that goes on outside of the engine's loop, and needs none of its links. awaited: whether somebody
+    waits for it; asked from any thread."""
 
     begun: Cancellable | None
+    held: bool
 
     @property
     def awaited(self) -> bool: ...
@@ -99,6 +101,7 @@ class LoopAnswer(asyncio.Future[T]):
 
     runtime: Home
     begun: Cancellable | None = None
+    held: bool = False
     _heard: Sequence[tuple[Callable[[Any], object], contextvars.Context]] = ()
 
     @property
@@ -173,6 +176,7 @@ class ThreadAnswer(concurrent.futures.Future[T]):
         super().__init__()
         self._runtime = runtime
         self.begun: Cancellable | None = None
+        self.held = False
         self._waits = 0
 
     @property

@@ -128,9 +128,10 @@ class LookingSelector(selectors.DefaultSelector):
         called: Callable[[], bool] = lambda: False,
         *,
         give: Callable[[], bool] = lambda: False,
-        share: float = 1.0,
+        share: float | None = 1.0,
         rest_ns: int = REST_NS,
         awaited: Callable[[], bool] = lambda: False,
+        hurried: Callable[[], bool] = lambda: False,
         used: Callable[[], Used] = used_by_this_thread,
         placing: Placing | None = None,
     ) -> None:
@@ -141,9 +142,11 @@ class LookingSelector(selectors.DefaultSelector):
             called: Returns whether there is something to do for the loop that was queued by another thread, and sees
                 to it that the loop does it in its present turn.
             give: Hands out what the loop has settled for other threads, and returns whether there was anything.
-            share: Of the time that it takes at most while other threads compute and nobody waits for it.
+            share: Of the time that it takes at most while other threads compute and nothing is hurried; None: none is
+                named (quicoll.engine.share).
             rest_ns: The longest rest for that.
             awaited: Returns whether somebody waits for what the loop does.
+            hurried: Returns whether what the loop does may not wait.
             used: Gives what the thread that selects has used.
             placing: Of the thread that selects; None: a new one, of the system's processors.
         """
@@ -153,6 +156,7 @@ class LookingSelector(selectors.DefaultSelector):
         self._rest_ns = rest_ns
         self._share: EngineShare | None = None  # from the first select on, which is in the thread that counts
         self._awaited = awaited
+        self._hurried = hurried
         self._used = used
         self._roused = threading.Event()
         self._called = called
@@ -170,7 +174,7 @@ class LookingSelector(selectors.DefaultSelector):
         Returns:
             What is ready, with the events that it is ready for.
         """
-        if self._part < 1:
+        if self._part is None or self._part < 1:
             self._keep_to_share()
         gave = self._give()
         if self._called():
@@ -218,11 +222,11 @@ class LookingSelector(selectors.DefaultSelector):
             self._share = EngineShare(self._part, now, self._used(), rest_ns=self._rest_ns)
         if not self._share.is_due(now):
             return
-        rest = self._share.rest(now, self._used(), self._awaited)
+        rest = self._share.rest(now, self._used(), self._hurried)
         if not rest:
             return
         self.resting = True
-        if not self._awaited():
+        if not self._hurried():
             self._roused.wait(rest / 1e9)
         self.resting = False
         self._roused.clear()

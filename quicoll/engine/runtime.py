@@ -97,17 +97,23 @@ class ThreadRuntime:
         loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
         *,
         ask_s: float = _ASK_S,
-        share: float = 1.0,
+        share: float | None = 1.0,
         lost_after: float = 2.0,
     ) -> None:
         """loop_factory: makes the loop, if not one that looks before it sleeps (quicoll.engine.looking). ask_s: between
         two questions for a sign of life; see the module's head. share: of the time, which the thread takes at most
-        while others compute and nobody waits for it. lost_after: silence that others take for its end, in seconds."""
+        while others compute and nobody waits for it; None: none is named (quicoll.engine.share). lost_after: silence
+        that others take for its end, in seconds."""
         self._selector: LookingSelector | None = None
         if loop_factory is None:
             rest_ns = min(REST_NS, round(lost_after * 1e9 / REST_PART))
             self._selector = LookingSelector(
-                called=self._called, give=self._give, share=share, rest_ns=rest_ns, awaited=self._is_awaited
+                called=self._called,
+                give=self._give,
+                share=share,
+                rest_ns=rest_ns,
+                awaited=self._is_awaited,
+                hurried=self._is_hurried if share is None else self._is_awaited,
             )
             self.loop: asyncio.AbstractEventLoop = asyncio.SelectorEventLoop(self._selector)
         else:
@@ -237,6 +243,11 @@ class ThreadRuntime:
         with self._lock:
             return any(answer.awaited for answer in self._calls)
 
+    def _is_hurried(self) -> bool:
+        """On the engine's thread: whether somebody waits for a call under way, or not all go through memory alone."""
+        with self._lock:
+            return not self._calls or any(answer.awaited or not answer.held for answer in self._calls)
+
     def rouse(self) -> None:
         """Somebody begins to wait, which a call of his already says: the thread does not rest now."""
         if self._selector is not None:
@@ -255,7 +266,7 @@ class ThreadRuntime:
         future = self._operation_answer() if in_loop else ThreadAnswer(self)
         refused = self._refusal()
         if not refused:
-            future.begun = begun
+            future.begun, future.held = begun, True
             with self._lock:
                 refused = "the engine is closed" if self._closed else ""
                 if not refused:

@@ -158,7 +158,8 @@ async def start_with(
         raise
     owned = runtime is None
     if runtime is None:
-        runtime = ThreadRuntime(config.node, share=config.engine_share, lost_after=config.lost_after)
+        share = None if config.engine_share == "auto" else float(config.engine_share)
+        runtime = ThreadRuntime(config.node, share=share, lost_after=config.lost_after)
     loop = runtime.loop
     told = Observers(config.node, lambda: round(loop.time() * 1e9), *observers, flight=flight)
     if flight is not None:

@@ -240,7 +240,7 @@ def test_who_rests_goes_on_when_somebody_begins_to_wait(monkeypatch: pytest.Monk
         answers.append(selector.resting)
         return len(answers) >= when
 
-    with LookingSelector(busy.clock, share=0.1, awaited=awaited, used=busy.used) as selector:
+    with LookingSelector(busy.clock, share=0.1, hurried=awaited, used=busy.used) as selector:
         wait = selector._roused.wait
 
         def middle(timeout: float) -> bool:

@@ -71,6 +71,27 @@ def test_a_call_that_began_before_its_caller_asked_leaves_no_later_one_behind() 
     asyncio.run(runtime.aclose())
 
 
+async def test_where_no_share_is_named_only_calls_through_memory_that_nobody_waits_for_are_not_hurried() -> None:
+    class Nothing:
+        def cancel(self) -> None:
+            pass
+
+    runtime = ThreadRuntime("test", share=None)
+    assert runtime._is_hurried(), "it serves others alone"
+    one, other = (runtime.hold(Nothing(), in_loop=False) for _ in range(2))
+    assert not runtime._is_hurried()
+    attend(one.future)
+    assert runtime._is_hurried(), "somebody waits"
+    attend(one.future, ends=True)
+    assert not runtime._is_hurried()
+    answer = runtime.submit(lambda ended: None, Sender())
+    assert runtime._is_hurried(), "what goes over a link is under way as well"
+    runtime.let_go(answer)
+    for each in (one, other):
+        each.settle(1, None, idle=False)
+    await runtime.aclose()
+
+
 async def test_the_engine_knows_whether_somebody_waits() -> None:
     runtime = ThreadRuntime("test", share=0.1)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quicoll.engine.share import BELIEVED_NS, LEAST_NS, MOST_NS, REST_NS, EngineShare, Used
+from quicoll.engine.share import BELIEVED_NS, LEAST_NS, MOST_NS, PATIENCE_NS, REST_NS, SHARE, EngineShare, Used
 
 MS = 1_000_000
 
@@ -12,7 +12,7 @@ MS = 1_000_000
 class Thread:
     """A thread on a virtual clock, which runs and rests as it is told."""
 
-    def __init__(self, share: float, *, counts: bool = True) -> None:
+    def __init__(self, share: float | None, *, counts: bool = True) -> None:
         self.now = 5 * MS
         self.cpu = 7 * MS
         self.switches: int | None = 3 if counts else None
@@ -90,11 +90,32 @@ def test_a_rest_is_never_longer_than_it_may_be() -> None:
 
 def test_contention_that_is_over_is_forgotten() -> None:
     thread = Thread(0.1)
-    assert thread.turn(12 * MS, switches=2) == REST_NS  # which is longer than contention is believed
     assert thread.turn(12 * MS, switches=2) == REST_NS
-    assert thread.turn(12 * MS) == 0
+    assert thread.turn(12 * MS) == REST_NS  # it has met nobody since, for less time than contention is believed
+    assert thread.turn(BELIEVED_NS - REST_NS) == 0
     assert thread.turn(3 * MS, switches=1) > 0
     assert thread.turn(BELIEVED_NS, waits=1) == 0
+
+
+def test_where_no_share_is_named_only_what_is_over_soon_is_spread() -> None:
+    thread = Thread(None)
+    for _ in range(3):
+        began, before = thread.now, thread.cpu
+        while thread.turn(MS, switches=1) or thread.now - began < MOST_NS + MS:
+            pass
+        assert PATIENCE_NS <= thread.now - began <= PATIENCE_NS + REST_NS + MOST_NS + MS
+        assert thread.cpu - before <= SHARE * (thread.now - began) + MOST_NS + 2 * MS
+        assert [thread.turn(5 * MS, switches=2) for _ in range(200)] == [0] * 200, "what goes on is not held up"
+        thread.sleep(round(2 * MOST_NS / SHARE))  # it has had nothing to do for long enough
+        assert thread.turn(LEAST_NS) == 0
+
+
+def test_a_share_that_is_named_holds_for_as_long_as_there_is_work() -> None:
+    thread = Thread(SHARE)
+    began, before = thread.now, thread.cpu
+    while thread.now - began < 20 * PATIENCE_NS:
+        thread.turn(MS, switches=1)
+    assert thread.cpu - before <= SHARE * (thread.now - began) + MOST_NS + MS
 
 
 def test_a_share_of_all_is_no_bound() -> None:
