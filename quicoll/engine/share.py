@@ -24,7 +24,8 @@ an eighth of the time, and with 7 % of it they took as long as without any overl
 
 Invariants: it never rests while somebody is known to wait, and goes on at once when somebody begins to; no rest is
 longer than a quarter of the time between two heartbeats, so that nobody misses one; between two rests it does all that
-is ready. In contended time T without a wait it takes at most share * T + MOST_NS and what one turn of its loop takes.
+is ready. In contended time T without a wait it takes at most share * T + MOST_NS and what one turn of its loop takes,
+for all T where a share is named and up to PATIENCE_NS where none is.
 Nothing but pace depends on it: no order, no bits.
 
 Failure cases. A wait that the engine is not told of (C++ that waits for a future of torch's) holds no lock: contention
