@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import ipaddress
+import math
 import os
 import re
 import socket
@@ -132,7 +133,10 @@ def _seconds(value: Any) -> float:
 def _share(value: Any) -> float | str:
     if value == "auto":
         return "auto"
-    given = float(value)
+    try:
+        given = float(value)
+    except ValueError:
+        given = math.nan
     if not 0.01 <= given <= 1:
         raise ValueError('must be "auto", or from 0.01 to 1')
     return given

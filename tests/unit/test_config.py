@@ -46,6 +46,8 @@ def test_an_argument_beats_the_environment_which_beats_torchrun_which_beats_the_
         ("QUICOLL_COORDINATOR", "nowhere", "not host:port"),
         ("QUICOLL_LOST_AFTER", "-1", "above 0"),
         ("QUICOLL_TIMEOUT", "nan", "above 0"),
+        ("QUICOLL_ENGINE_SHARE", "often", 'must be "auto", or from 0.01 to 1'),
+        ("QUICOLL_ENGINE_SHARE", "nan", 'must be "auto", or from 0.01 to 1'),
         ("RANK", "x", "rank_hint = 'x' \\(from RANK\\)"),
         ("RANK", "-1", "rank_hint = '-1' \\(from RANK\\): must be at least 0"),
         ("QUICOLL_WORLD_SIZE", "1025", "at most 1024"),
