@@ -264,18 +264,48 @@ def test_a_job_whose_two_checkpoints_of_a_step_differ_goes_on_from_the_one_that_
     assert max(ends) < chosen[0] + 1e8, "those that begin from one checkpoint go on"
 
 
-def test_a_rank_that_alone_holds_the_state_is_in_the_view_though_fewer_are_wanted() -> None:
-    """Seed 3567: two ranks were wanted, and both had started anew; who held the last commit stood by beside them."""
+@pytest.mark.parametrize("heal", [4.0, 5.0])
+def test_a_rank_that_hands_the_state_over_is_not_told_to_leave_before_the_other_has_it(heal: float) -> None:
+    """Seed 3567: it was told to at once, the one other that held the last commit was killed, and who was cut off and
+    held it too came back too late."""
     settings = Settings(ranks=4, hosts=("one", "one", "two", "two"), conditions=Conditions(latency_ns=30_000_000))
-    scenario = Scenario(seed=3567, steps=1, compute_s=0.506, settings=settings, events=parse_events(SCALED_AWAY))
+    events = parse_events(f"{SCALED_AWAY}sim.at({heal}).heal()\n")
+    scenario = Scenario(seed=3567, steps=1, compute_s=0.506, settings=settings, events=events)
     recording = Recording()
     outcome = run_scenario(scenario, recorder=recording.record)
     assert outcome.error is None, outcome.error
-    views = [entry.what for entry in recording.entries if entry.kind == "view_proposed" and entry.who == "coordinator"]
-    after = [view["nodes"] for view in views if view["view"] in (5, 6)]
-    assert after == [["worker-0", "worker-1", "worker-2"], ["worker-0", "worker-1"]]
+    found = [entry for entry in recording.entries if entry.who == "coordinator"]
+    wanted = ("scale_asked", "step_committed", "node_dismissed")
+    kinds = [entry.kind for entry in found if entry.kind in wanted]
+    between = kinds[kinds.index("scale_asked") + 1 : kinds.index("node_dismissed")]
+    assert "step_committed" in between, "worker-0 had to get it"
     received = [entry.what["step"] for entry in recording.entries if entry.kind == "state_received"]
-    assert received[-2:] == [1, 1], "both have what was committed"
+    assert received[0] == 1
+
+
+@pytest.mark.parametrize("fewer", ["", "sim.at(3.05).scale(2)"])
+def test_a_rank_that_alone_holds_the_state_is_waited_for_though_a_view_was_made_without_it(fewer: str) -> None:
+    """And has a place in the next one, though fewer are wanted, until the others have what it holds."""
+    script = f"""
+    sim.at(2.0).partition({{2}}, {{0, 1, "coordinator"}})
+    {fewer}
+    sim.at(3.2).crash(0).crash(1)
+    sim.at(3.3).restart(0).restart(1)
+    sim.at(8.0).heal()
+    """
+    settings = Settings(ranks=3, conditions=Conditions(latency_ns=30_000_000))
+    scenario = Scenario(seed=3, steps=6, compute_s=0.506, settings=settings, events=parse_events(script))
+    recording = Recording()
+    outcome = run_scenario(scenario, recorder=recording.record)
+    assert outcome.error is None, outcome.error
+    found = [entry for entry in recording.entries if entry.who == "coordinator"]
+    views = [entry for entry in found if entry.kind == "view_installed"]
+    assert [len(entry.what["nodes"]) for entry in views[:3]] == [3, 2, 3]
+    assert "nobody here holds step 2; worker-2 may" in [e.what["cause"] for e in found if e.kind == "held"]
+    received = [entry.what["step"] for entry in recording.entries if entry.kind == "state_received"]
+    assert received[:2] == [2, 2]
+    if fewer:
+        assert views[3].what["nodes"] == ["worker-0", "worker-1"]
 
 
 SCALED_AWAY = """
@@ -284,7 +314,6 @@ sim.at(1.0).memory(1, "kill", after=9)
 sim.at(2.0).crash(0)
 sim.at(2.0).restart(0)
 sim.at(3.0).scale(2)
-sim.at(4.0).heal()
 """
 
 

@@ -84,14 +84,15 @@ def goes_on(candidates: Iterable[Candidate], history: History) -> bool:
 def left_record(candidate: Candidate, history: History) -> Left | None:
     """Return what is recorded when a node goes of its own will; None where that is known or says nothing new.
 
-    It takes the node out of the base of quorums, or a restarted coordinator would wait for it; and it keeps at which
+    It takes the node out of the base of quorums, and of those that may hold the last step, or a restarted coordinator
+    would wait for it; and it keeps at which
     step the node finished, if that was where the job is, or would not know of its end.
     """
     at_end = _of_last_view(candidate, history) and candidate.committed_step >= history.committed_step
     finished = candidate.finished if at_end or candidate.told_end else None
     if finished is not None and candidate.node not in history.finished:
         return Left(candidate.node, finished)
-    return Left(candidate.node) if candidate.node in history.base else None
+    return Left(candidate.node) if candidate.node in history.holders else None
 
 
 class Ending:
@@ -118,7 +119,7 @@ class Ending:
         if any(candidate.node in history.finished for candidate in here):
             self._noted = False
             # The rest is waited for no more, in a restarted coordinator either.
-            return Outlook(EndingState.ANEW, tuple(Left(node) for node in history.base))
+            return Outlook(EndingState.ANEW, tuple(Left(node) for node in history.holders))
         step = history.final_step
         obstacle = f"the job is done at step {step}, unless nodes that have ended come back for more"
         self._since_ns = now_ns if self._since_ns is None else self._since_ns

@@ -17,11 +17,13 @@ Rules, and why:
   first needs `world_size` nodes. The journal makes the coordinator the single decider; the quorum keeps a handful of
   nodes at the coordinator's side of a partition from going on alone. (`admission.shortfall`)
 - A new view has a member that holds the last committed step, unless no node is left that could: a quorum of new
-  processes waits for the one whose state they would take back.
+  processes waits for the one whose state they would take back. So it does where the views that followed the commit
+  were made without that one, which was cut off, and made no step (`History.holders`).
 - Where no node is left that could, the one that holds the newest state of those that are here is in the view, though it
   was left out or stood by. What it was left out for may be so still: it is asked for its state once, and where it fails
-  again, the others go on from what they have. Where the quorum needs all places that are wanted it has one beyond
-  them; the node with the highest rank leaves when another step is committed (scaling.py).
+  again while it is here, the others go on from what they have. Where it is lost meanwhile and may hold the last step,
+  it is waited for, and asked again. Where the quorum needs all places that are wanted it has one beyond them; the node
+  with the highest rank leaves when another step is committed (scaling.py).
 - A node that learns the state beside the steps of a view (`Candidate.learning`) is in none, unless the others are too
   few for one.
 - Where nodes of the last view are missing although there is a quorum, and nothing was installed a moment ago (after a
@@ -81,7 +83,7 @@ class Formation:
         self._waits_for_absent = history.view is not None
         self._settle_ns: int | None = None  # the end of the grace period, once it has begun
         self._lost_step = 0  # nobody here held that, when it was the last one
-        self._asked: dict[str, None] = {}  # for their states since then
+        self._asked: dict[str, Candidate] = {}  # for their states since then: as they were here when asked
         self._first = ""  # of these the one that is to be in the next view
         self._beyond = False  # with a place beyond those that are wanted
 
@@ -250,16 +252,20 @@ class Formation:
         """Return why these must not go on: none holds the last committed step, and a node that may is elsewhere.
 
         Nodes count for the quorum by name, so a majority of new processes is one. To begin from what they have would
-        take back a step that was committed. Where no node is left that could hold it, there is nothing to wait for.
+        take back a step that was committed. Where no node is left that could hold it, there is nothing to wait for,
+        nor where all of the last view have left: the job begins anew.
         """
         step = history.committed_step
         if any(candidate.committed_step >= step for candidate in chosen):
             return ""
         here = [candidate.node for candidate in chosen]
+        base = history.base
         elsewhere: list[str] = []
-        for node in history.base:
+        for node in history.holders if base else ():
             known = self._roster.get(node)
-            if node not in here and (known is None or (known.committed_step >= step and not known.leaving)):
+            # One that is here and not of the last view is asked for its state (`_with_newest`).
+            holds = known is None or (node in base and known.committed_step >= step and not known.leaving)
+            if node not in here and holds:
                 elsewhere.append(node)
         return f"nobody here holds step {step}; {name_list(elsewhere)} may" if elsewhere else ""
 
@@ -271,12 +277,12 @@ class Formation:
         if self._lost_step != step:
             self._lost_step, self._asked = step, {}
         here = [candidate for candidate in self._roster if not candidate.leaving and not candidate.told_end]
-        more = [each for each in here if each.committed_step > newest and each.node not in self._asked]
+        more = [each for each in here if each.committed_step > newest and self._asked.get(each.node) is not each]
         if not more:
             return chosen
         self._beyond = False
-        self._first = max(more, key=lambda candidate: candidate.committed_step).node  # of equals the lowest rank
-        self._asked[self._first] = None
+        first = max(more, key=lambda candidate: candidate.committed_step)  # of equals the lowest rank
+        self._first, self._asked[first.node] = first.node, first
         self._roster.recall(self._first, now_ns=now_ns)
         self._evidence.recall(self._first, now_ns=now_ns)
         found = self.choose(history, now_ns=now_ns)

@@ -74,7 +74,9 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A node of the last installed view went of its own will, and no longer counts in the base of quorums.
+    """A node of the last installed view, or one that may hold the last committed step, went of its own will.
+
+    It no longer counts in the base of quorums, and nobody waits for what it holds.
 
     finished: the step at which its work ended as it should, as its user counts; None where it did not. A node outside
     of the view that was told the end of the job has finished too.
@@ -124,18 +126,20 @@ class History:
     """The fold of all records.
 
     seed: None before the first start. last_view_id: the largest id ever proposed. view: the last installed one. left:
-    its nodes that left or were forgotten. commits: by view, ascending; small, as one entry stands for all steps of a
-    view. committed_step, committed_view: of the last commit; before any, the step from which the first view went on,
-    and 0. committed_digest: of the last commit. finished: nodes whose work ended as it should at `committed_step`, with
-    nothing begun after it; final_step: that step, as their users count; crowd: how many nodes were left of the view
-    when the first of them ended. lessons: what was noted last. wanted: ranks that an operator has asked for, None where
-    nobody has; to_leave: nodes that are still to leave for that.
+    its nodes that left or were forgotten. holders: nodes that may hold what the last commit led to, those of `base`
+    first: of the view that made it, and of each one after that. commits: by view, ascending; small, as one entry stands
+    for all steps of a view. committed_step, committed_view: of the last commit; before any, the step from which the
+    first view went on, and 0. committed_digest: of the last commit. finished: nodes whose work ended as it should at
+    `committed_step`, with nothing begun after it; final_step: that step, as their users count; crowd: how many nodes
+    were left of the view when the first of them ended. lessons: what was noted last. wanted: ranks that an operator has
+    asked for, None where nobody has; to_leave: nodes that are still to leave for that.
     """
 
     seed: int | None = None
     last_view_id: int = 0
     view: View | None = None
     left: tuple[str, ...] = ()
+    holders: tuple[str, ...] = ()
     commits: tuple[CommitRange, ...] = ()
     committed_step: int = 0
     committed_view: int = 0
@@ -206,10 +210,12 @@ class History:
         # Where nobody of the last view is left the job begins anew; else a node that is back has not finished.
         finished = tuple(node for node in self.finished if node not in view.nodes) if self.base else ()
         final_step, crowd = (self.final_step, self.crowd) if finished else (0, 0)
+        before = self.holders if self.base else ()
         return replace(
             self,
             view=view,
             left=(),
+            holders=tuple(dict.fromkeys((*view.nodes[: view.workers], *before))),
             committed_step=view.committed_step,
             finished=finished,
             final_step=final_step,
@@ -218,16 +224,20 @@ class History:
 
     def _leave(self, record: Left) -> History:
         base, finishes = self.base, record.finished is not None
-        if record.node not in base and not (finishes and self.view is not None):
+        # Not every journal keeps which came first, a commit of a view or that a node beside it left.
+        known = record.node in self.holders or (self.view is not None and self.committed_view == self.view.view_id)
+        if not known and not (finishes and self.view is not None):
             raise LocalError(f"{record.node} leaves, but the last view has no such node")
         if finishes and record.node in self.finished:
             raise LocalError(f"{record.node} has finished already")
         left = (*self.left, record.node) if record.node in base else self.left
+        holders = tuple(node for node in self.holders if node != record.node)
         if record.finished is None:
-            return replace(self, left=left)
+            return replace(self, left=left, holders=holders)
         return replace(
             self,
             left=left,
+            holders=holders,
             finished=(*self.finished, record.node),
             final_step=max(record.finished, self.final_step),
             crowd=self.crowd or len(base),
@@ -237,7 +247,8 @@ class History:
         strange = [node for node in record.nodes if node not in self.base]
         if strange or not record.nodes:
             raise LocalError(f"{strange[0] if strange else 'nobody'} is forgotten, but the last view has no such node")
-        return replace(self, left=(*self.left, *record.nodes))
+        holders = tuple(node for node in self.holders if node not in record.nodes)
+        return replace(self, left=(*self.left, *record.nodes), holders=holders)
 
     def _go_on(self, record: WentOn) -> History:
         if self.view is None or record.view_id != self.view.view_id:
@@ -256,6 +267,7 @@ class History:
             commits = (*commits, (record.view_id, record.step, record.step))
         return replace(
             self,
+            holders=self.base,
             commits=commits,
             committed_step=record.step,
             committed_view=record.view_id,

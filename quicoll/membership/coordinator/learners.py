@@ -47,7 +47,7 @@ class Learners:
         member = active.view.member(candidate.node)
         if member is not None and member.spare:
             warmed(candidate)
-        if candidate.node in self._ledger.history.base:
+        if candidate.node in self._ledger.history.holders:
             self._ledger.record(Left(candidate.node))
         why = f"{candidate.node} learns the state before it takes part"
         if active.ballot is None:

@@ -20,6 +20,8 @@ anything is written (`due`):
 
 - as many are left as are wanted: where a node is named to leave for one that is still to come, it stays until then;
 - one of those that stay is in the view and holds the last committed step;
+- while others that stay in the view do not hold it yet, whoever does stays too: it hands it over, and the one from
+  which they would get it otherwise may be lost just then;
 - they are a quorum of what the base is then, and no fewer than `min_world_size`;
 - no node of the view has ended its work: what is about to end is not made smaller.
 
@@ -146,6 +148,10 @@ def due(view: View, formation: Formation, roster: Roster, history: History, *, n
     rest = formation.choose(history, now_ns=now_ns, without=[candidate.node for candidate in named])
     free = len(rest) + len(named) - history.wanted
     going = named[: max(free, 0)]
+    members = [candidate for candidate in roster if view.rank_of(candidate.node) is not None]
+    holders = [candidate for candidate in members if candidate.committed_step >= history.committed_step]
+    if any(candidate not in holders and candidate not in going for candidate in members):
+        going = [candidate for candidate in going if candidate not in holders]
     names = [candidate.node for candidate in going]
     if not going:
         return []
@@ -176,7 +182,8 @@ def missing(view: View, history: History, roster: Roster) -> str:
         parts.append(f"{view.world_size} of {wanted} ranks are at work; {lacking} more {has} to join")
     going = [node for node in history.to_leave if node in roster or node in view.nodes]
     if going:
-        parts.append(f"{name_list(going)} shall leave at a step boundary, once {wanted} others are there")
+        when = f"once {wanted} others are there and hold the last step"
+        parts.append(f"{name_list(going)} shall leave at a step boundary, {when}")
     if not parts and view.world_size > wanted:
         parts.append(f"{view.world_size} ranks are at work, {wanted} are wanted")
     return "; ".join(parts)

@@ -481,8 +481,10 @@ class World:
             self.installed.append(record.view)
             self.base = nodes
         elif isinstance(record, Left):
-            if record.node in self.base or record.finished is None:
+            if record.node in self.base:
                 self.base.remove(record.node)
+            else:  # it says that it holds nothing any more, or that its work has ended
+                assert any(record.node in view.nodes for view in self.installed), "a stranger"
         elif isinstance(record, Committed):
             assert record.step == len(self.commits) + 1, "committed out of order"
             assert record.view_id == self.installed[-1].view_id, "committed by a view that is over"

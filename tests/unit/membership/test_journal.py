@@ -120,6 +120,19 @@ def test_every_prefix_of_records_is_loaded_as_it_was_written(path: Path, connect
         assert journal.load() == History.of(RECORDS)
 
 
+@pytest.mark.parametrize("first", ["commit", "leave"])
+def test_a_node_beside_the_view_may_leave_before_a_commit_or_after_it(path: Path, connect: Connect, first: str) -> None:
+    """The tables do not keep which came first; what follows is the same."""
+    held = [Proposed(1), InstalledView(view(1, committed=90)), Committed(91, 1, b"")]
+    last: list[JournalRecord] = [Committed(92, 2, b""), Left("c")]
+    records = [Seeded(5), *held, Proposed(2), InstalledView(view(2, "ab", committed=91, by=1))]
+    records += last if first == "commit" else last[::-1]
+    written(path, records, connect=connect)
+    with Journal.open(path, job="job", connect=connect) as journal:
+        assert journal.load() == History.of(records)
+        assert journal.load().holders == ("a", "b")
+
+
 def test_the_memory_journal_agrees_with_the_one_on_disk() -> None:
     journal = MemoryJournal()
     for record in RECORDS:

@@ -361,12 +361,58 @@ def test_whoever_holds_the_only_state_has_a_place_beyond_those_that_are_wanted_f
     assert bench.core.standing(now_ns=bench.now).waiting_for == ""
 
 
-def test_a_place_beyond_those_that_are_wanted_is_given_once() -> None:
+def test_who_alone_holds_the_state_is_waited_for_and_asked_again_where_it_was_lost_meanwhile() -> None:
     bench = two_are_wanted_and_both_have_started_anew()
-    assert bench.proposed().nodes == ("a", "b", "c")
+    first = bench.proposed()
+    bench.lose("c")
+    bench.advance(60 * SECOND)
+    assert bench.proposed() == first, "nothing is proposed without it"
+    assert "nobody here holds step 1; c may" in bench.notes(a.ViewWithheld)[-1].event.cause
+    bench.join("c", committed_step=1)
+    assert bench.confirm().nodes == ("a", "b", "c")
+    bench.commit(*"abc")
+    assert bench.proposed().nodes == ("a", "b")
+
+
+def test_who_may_hold_the_last_step_is_waited_for_though_a_view_was_made_without_it() -> None:
+    bench = Bench(3)
+    bench.installed(*"abc")
+    bench.commit(*"abc")
     bench.lose("c")
     assert bench.confirm().nodes == ("a", "b")
-    bench.commit("a", "b")
+    for node in "ab":
+        bench.lose(node)
+    bench.join("a", "b", incarnation=2)
+    bench.advance(600 * SECOND)
+    assert bench.proposed().view_id == 2, "nothing is proposed without it"
+    assert "nobody here holds step 1; c may" in bench.notes(a.ViewWithheld)[-1].event.cause
+    again = Bench(3, records=bench.records)
+    again.join("a", "b", incarnation=2)
+    again.advance(600 * SECOND)
+    assert "nobody here holds step 1; c may" in again.notes(a.ViewWithheld)[-1].event.cause
+    again.join("c", committed_step=1)
+    view = again.confirm()
+    assert [(member.node, member.committed_step) for member in view.members] == [("a", 0), ("b", 0), ("c", 1)]
+
+
+@pytest.mark.parametrize("how", ["starts anew", "leaves", "another step"])
+def test_who_holds_the_last_step_no_more_is_not_waited_for(how: str) -> None:
+    bench = Bench(3)
+    bench.installed(*"abc")
+    bench.commit(*"abc")
+    bench.lose("c")
+    assert bench.confirm().nodes == ("a", "b")
+    if how == "another step":
+        bench.commit("a", "b")
+    if how == "leaves":
+        bench.join("c", committed_step=1)
+        bench.say("c", m.Leave())
+    for node in "ab":
+        bench.lose(node)
+    bench.join("a", "b", incarnation=2)
+    if how == "starts anew":
+        bench.join("c", incarnation=2)
+    assert set(bench.confirm().nodes) >= {"a", "b"}
 
 
 def test_a_spare_takes_no_place_that_the_quorum_needs_whatever_it_holds() -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from coordinator_bench import Bench
+from coordinator_bench import SECOND, Bench
 
 from quicoll.errors import LocalError
 from quicoll.membership import messages as m
 from quicoll.membership.coordinator.history import (
     Committed,
+    Forgotten,
     History,
     InstalledView,
     JournalRecord,
@@ -38,6 +39,26 @@ from quicoll.membership.view import View
 def test_a_history_that_contradicts_itself_is_refused(records: list[JournalRecord]) -> None:
     with pytest.raises(LocalError):
         History.of(records)
+
+
+def test_holders_are_those_of_the_view_that_committed_and_of_those_after_it() -> None:
+    bench = Bench(3)
+    bench.installed(*"abc")
+    bench.commit(*"abc")
+    for node in "abc":
+        bench.lose(node)
+    bench.join("b", "c", "d", committed_step=1)
+    bench.advance(20 * SECOND)
+    assert bench.confirm().nodes == ("b", "c", "d")
+    assert bench.core.history.holders == ("b", "c", "d", "a"), "d may have got it there"
+    with pytest.raises(LocalError, match="z leaves, but the last view has no such node"):
+        bench.core.history.apply(Left("z"))
+    assert bench.core.history.apply(Left("a")).holders == ("b", "c", "d")
+    assert bench.core.history.apply(Left("a")).left == (), "a counts in no quorum"
+    assert bench.core.history.apply(Left("d")).holders == ("b", "c", "a")
+    assert bench.core.history.apply(Forgotten(("d",))).holders == ("b", "c", "a")
+    bench.commit(*"bcd")
+    assert bench.core.history.holders == ("b", "c", "d")
 
 
 def test_a_history_refuses_commits_out_of_turn_and_views_that_skip_them() -> None:

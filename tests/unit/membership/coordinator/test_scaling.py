@@ -132,7 +132,7 @@ def test_a_node_that_is_named_leaves_when_the_one_that_takes_its_place_is_there(
     bench.advance(SECOND)
     assert bench.core.view is not None
     assert bench.core.view.nodes == ("a", "b", "c")
-    assert waiting_for(bench) == "a shall leave at a step boundary, once 3 others are there"
+    assert waiting_for(bench) == "a shall leave at a step boundary, once 3 others are there and hold the last step"
     bench.join("d")
     bench.advance(SECOND)
     assert isinstance(bench.inbox["a"][-1], m.Dismiss)
@@ -180,6 +180,38 @@ def test_nobody_who_holds_the_last_step_alone_is_told_to_leave() -> None:
     assert bench.core.view.nodes == ("a", "b")  # "b" alone has the state, until a step is begun from it
     bench.commit("a", "b")
     assert bench.confirm().nodes == ("a",)
+
+
+def test_who_holds_the_last_step_stays_until_all_others_of_the_view_hold_it_too() -> None:
+    bench = Bench(3)
+    bench.installed(*"abc")
+    bench.commit(*"abc")
+    bench.lose("a")
+    assert bench.confirm().nodes == ("b", "c")
+    bench.join("a", incarnation=2)
+    bench.advance(20 * SECOND)
+    assert bench.confirm().nodes == ("a", "b", "c")
+    assert asked(bench, 2) == ""
+    bench.advance(20 * SECOND)
+    assert not bench.notes(a.NodeDismissed), "b alone would hold it, and a gets it"
+    assert waiting_for(bench) == "c shall leave at a step boundary, once 2 others are there and hold the last step"
+    bench.commit(*"abc")
+    assert bench.confirm().nodes == ("a", "b")
+    assert waiting_for(bench) == ""
+
+
+def test_who_does_not_hold_the_last_step_may_go_before_it_does() -> None:
+    bench = Bench(3)
+    bench.installed(*"abc")
+    bench.commit(*"abc")
+    bench.lose("c")
+    assert bench.confirm().nodes == ("a", "b")
+    bench.join("c", incarnation=2)
+    bench.advance(20 * SECOND)
+    assert bench.confirm().nodes == ("a", "b", "c")
+    assert asked(bench, 2) == ""
+    bench.advance(20 * SECOND)
+    assert bench.confirm().nodes == ("a", "b")
 
 
 def test_a_later_request_takes_back_what_is_not_done_yet() -> None:
