@@ -46,7 +46,7 @@ class LonePlane:
     """See the module's head. It reads all streams but those in `unread`; resets: streams that were given up."""
 
     def __init__(
-        self, *, is_client: bool = False, size: int = 1200, most: int = 1200, parity: int = 0, trace: Any = None
+        self, *, is_client: bool = False, size: int = 1200, most: int = 1200, ours: int = 0, trace: Any = None
     ) -> None:
         parameters = TransportParameters(
             max_idle_timeout=30_000,
@@ -58,7 +58,7 @@ class LonePlane:
             initial_max_streams_uni=128,
             active_connection_id_limit=2,
             stateless_reset_token=b"the token of id0",
-            parity=parity,
+            ours=ours,
         )
         self.now = 10**18
         self.received: dict[int, bytearray] = {}

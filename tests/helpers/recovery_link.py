@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 DATAGRAM = 1452
 MS = 1_000_000
+_AHEAD_NS = 10**15  # the receiver's clock, of the sender's
 
 
 @dataclass
@@ -125,7 +126,7 @@ class Transfer:
     """`packets` packets from one end to the other; `run` returns the nanoseconds that it took.
 
     arrived: how many have arrived by now. begin_ns: when the first is sent. hosts: who sends, and who receives; None:
-    hosts that have nothing else to do.
+    hosts that have nothing else to do. stamps: whether acknowledgements say when they were sent.
     """
 
     def __init__(
@@ -140,8 +141,9 @@ class Transfer:
         paced: bool = False,
         begin_ns: int = 0,
         hosts: tuple[BusyHost, BusyHost] | None = None,
+        stamps: bool = False,
     ) -> None:
-        self._hosts = hosts
+        self._hosts, self._stamps = hosts, stamps
         self.recovery = recovery(controller, rtt_ns=2 * forth.delay_ns, max_ack_delay_ns=ack_delay_ns)
         self._pacer = Pacer(DATAGRAM, begin_ns) if paced else None
         self.now_ns = 0
@@ -201,7 +203,7 @@ class Transfer:
                 pass
             else:
                 assert isinstance(what, tuple)
-                outcome = recovery.on_ack(what[0], what[1], self.now_ns, what[2])
+                outcome = recovery.on_ack(what[0], what[1], self.now_ns, what[2], what[3])
                 for run, start, stop in outcome.acked:
                     self._undelivered.difference_update(run.items[0][start - run.first : stop - run.first])
                 self._again(outcome.lost)
@@ -228,7 +230,8 @@ class Transfer:
         ranges = self._receiver.ranges()
         if came_ns is not None:
             read_ns, known_ns = self._read(0, came_ns)
-            self._schedule("ack", (ranges, delay_ns, known_ns), read_ns)
+            stamp_ns = self.now_ns + _AHEAD_NS if self._stamps else None
+            self._schedule("ack", (ranges, delay_ns, known_ns, stamp_ns), read_ns)
 
     def _read(self, end: int, came_ns: int) -> tuple[int, int]:
         """When the sender (0) or the receiver (1) reads what comes at a time, and when it thinks that this came."""

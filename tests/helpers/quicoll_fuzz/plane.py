@@ -24,7 +24,7 @@ from quicoll_transport.quic.keys import AES_128_GCM_SHA256, Keys
 from quicoll_transport.quic.mtu import PathMtu
 from quicoll_transport.quic.newreno import NewReno
 from quicoll_transport.quic.packets import seal
-from quicoll_transport.quic.parameters import SENDS_PARITY, TAKES_PARITY, TransportParameters
+from quicoll_transport.quic.parameters import SENDS_PARITY, TAKES_PARITY, TAKES_STAMPS, TransportParameters
 from quicoll_transport.quic.plane import Plane
 
 from .command import main
@@ -103,7 +103,7 @@ class PlaneFuzz:
             initial_max_streams_uni=STREAMS,
             active_connection_id_limit=CIDS,
             stateless_reset_token=bytes(16),
-            parity=SENDS_PARITY | TAKES_PARITY,
+            ours=SENDS_PARITY | TAKES_PARITY | TAKES_STAMPS,
         )
         secrets = rng.randbytes(32), rng.randbytes(32)
         handover = Handover(
@@ -199,6 +199,8 @@ class PlaneFuzz:
                 )
             case 4 | 5 | 6 if self.plane.sender.number or rng.random() > self.care:
                 frame = f.AckFrame(self._ranges(), rng.choice((0, 1, 1000, (1 << 62) - 1)))
+                if rng.random() < 0.5:
+                    return f.StampFrame(rng.choice((0, self.now // 1000, self._number()))).encode() + frame.encode()
             case 7:
                 stream_id = self._stream_id()
                 known = self.plane.inbound._streams.get(stream_id)

@@ -229,13 +229,20 @@ def test_hosts_that_come_late_are_not_taken_for_a_queue() -> None:
     assert unknown[-1] > 2.0, "without it they are"
 
 
-def test_data_both_ways_does_not_make_the_rate_too_high() -> None:
-    """16 MiB each way: acknowledgements wait behind data, come together, and show more than the path carries."""
+def both_ways(*, stamps: bool) -> list[float]:
+    """16 MiB each way, each over what the line alone takes for it."""
     rate, rtt, ratios = 62_500_000, 10 * MS, []
     for seed in (1, 2):
         forth, back = (bottleneck(1.0, loss=0.0001, rate=rate, rtt=rtt, seed=seed + i) for i in (0, 50))
         both = [
-            Transfer(2, Bbr(DATAGRAM, random.Random(seed + i).randbytes), *lines, paced=True, ack_delay_ns=5 * MS)
+            Transfer(
+                2,
+                Bbr(DATAGRAM, random.Random(seed + i).randbytes),
+                *lines,
+                paced=True,
+                ack_delay_ns=5 * MS,
+                stamps=stamps,
+            )
             for i, lines in enumerate(((forth, back), (back, forth)))
         ]
         for transfer in both:
@@ -249,6 +256,17 @@ def test_data_both_ways_does_not_make_the_rate_too_high() -> None:
             end_ns = max(transfer.now_ns for transfer in both)
             ratios.append((end_ns - now_ns) / (packets * DATAGRAM * S / rate + rtt))
             now_ns = end_ns + rtt
-    ratios.sort()
+    return sorted(ratios)
+
+
+def test_data_both_ways_does_not_make_the_rate_too_high() -> None:
+    """Acknowledgements wait behind data, come together, and show more than the path carries."""
+    ratios = both_ways(stamps=False)
     assert ratios[len(ratios) // 2] < 1.13, ratios
     assert ratios[-1] < 1.5, ratios
+
+
+def test_with_stamps_data_of_the_other_direction_says_nothing_of_this_one() -> None:
+    ratios = both_ways(stamps=True)
+    assert ratios[len(ratios) // 2] < 1.05, ratios
+    assert ratios[-1] < 1.2, ratios

@@ -10,7 +10,14 @@ from aioquic.quic.rangeset import RangeSet
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quicoll_transport.quic.frames import AckFrame, CloseFrame, PingFrame, StreamFrame, asks_for_acknowledgement
+from quicoll_transport.quic.frames import (
+    AckFrame,
+    CloseFrame,
+    PingFrame,
+    StampFrame,
+    StreamFrame,
+    asks_for_acknowledgement,
+)
 from quicoll_transport.quic.varint import MAX_VARINT
 
 fixed = settings(derandomize=True, deadline=None, max_examples=200)
@@ -27,9 +34,10 @@ def ranges(draw: st.DrawFn) -> list[tuple[int, int]]:
     return found[::-1]
 
 
-def test_only_acknowledgements_and_the_end_are_not_acknowledged() -> None:
+def test_only_acknowledgements_with_their_stamps_and_the_end_are_not_acknowledged() -> None:
     assert not asks_for_acknowledgement(AckFrame([(0, 1)], 0))
     assert not asks_for_acknowledgement(CloseFrame(0, None, b""))
+    assert not asks_for_acknowledgement(StampFrame(0))
     assert asks_for_acknowledgement(PingFrame())
     assert asks_for_acknowledgement(StreamFrame(0, 0, b""))
 

@@ -11,6 +11,7 @@ from quicoll_transport.carrier import CLOSE_FORGOTTEN
 from quicoll_transport.quic import frames as f
 from quicoll_transport.quic.connection_ids import reset_token
 from quicoll_transport.quic.frames import FRAME_ENCODING_ERROR, PROTOCOL_VIOLATION
+from quicoll_transport.quic.parameters import TAKES_STAMPS
 
 S = 1000 * MS
 UNI = 2  # of a client
@@ -309,3 +310,42 @@ def test_a_run_from_elsewhere_moves_the_peer_and_is_counted_there(server: LonePl
     assert path.address == AWAY
     assert path.received == sum(map(len, packets))
     assert not path.validated
+
+
+# -- stamps ----------------------------------------------------------------------------------------------------------
+
+
+def test_who_takes_stamps_is_told_when_each_acknowledgement_was_sent() -> None:
+    lone = LonePlane(ours=TAKES_STAMPS)
+    lone.settle()
+    began = lone.now
+    for wait in (3, 40):
+        lone.pass_time(wait * MS)
+        lone.say(f.PingFrame(), f.PingFrame())
+        frames = flat(lone.pass_time(10 * MS))
+        stamps = [at for at, frame in enumerate(frames) if isinstance(frame, f.StampFrame)]
+        assert stamps, "one with the acknowledgement"
+        for at in stamps:
+            assert isinstance(frames[at + 1], f.AckFrame), "it stands before it"
+            assert began < 10**18 + frames[at].sent_us * 1000 <= lone.now
+
+
+def test_who_takes_none_is_sent_none_and_may_send_none(server: LonePlane) -> None:
+    server.say(f.PingFrame())
+    assert not [frame for frame in flat(server.pass_time(10 * MS)) if isinstance(frame, f.StampFrame)]
+    server.say(f.StampFrame(1))
+    assert server.code == FRAME_ENCODING_ERROR
+
+
+def test_a_stamp_is_of_its_own_packet_alone() -> None:
+    """A packet without one is taken as it came: its acknowledgement may have been sent at any time."""
+    lone = LonePlane(ours=TAKES_STAMPS)
+    lone.settle()
+    told: list[int | None] = []
+    sender = lone.plane.sender
+    on_ack = sender.on_ack
+    sender.on_ack = lambda *args: (told.append(args[3]), on_ack(*args))[1]  # type: ignore[method-assign]
+    largest = sender.number
+    lone.say(f.StampFrame(7), f.AckFrame([(0, largest)], 0))
+    lone.say(f.AckFrame([(0, largest)], 0))
+    assert told == [7000, None]

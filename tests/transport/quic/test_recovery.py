@@ -575,6 +575,44 @@ def test_how_long_an_acknowledgement_has_waited_at_either_host_is_not_the_paths(
     assert recovery.rtt.latest_ns == RTT + 50 * MS, "a probe timeout has to be long enough for such a peer"
 
 
+def test_what_an_acknowledgement_waits_for_on_its_way_back_is_not_the_paths() -> None:
+    """40 ms in a queue of the other direction, told of by stamps of a clock that is an hour ahead."""
+    hour = 3600 * 10**9
+    recovery = recovery_of(recorder := Recorder(), ack_delay_ns=5 * MS)
+    send(recovery, 0, 10, 0)
+    recovery.on_ack([(0, 10)], 0, RTT, RTT, hour + RTT // 2)
+    send(recovery, 10, 20, RTT)
+    recovery.on_ack([(0, 20)], 3 * MS, 2 * RTT + 43 * MS, 2 * RTT + 43 * MS, hour + 3 * RTT // 2 + 3 * MS)
+    quick, late = samples_of(recorder)
+    assert (quick.rtt_ns, late.rtt_ns) == (RTT, RTT)
+    assert (quick.path_ns, late.path_ns) == (RTT, 2 * RTT)
+    assert late.rate == quick.rate == 10_000 * 10**9 // RTT
+    assert recovery.rtt.latest_ns == RTT + 43 * MS, "what was lost is known no sooner"
+
+
+@pytest.mark.parametrize("stamp", [0, (1 << 62) * 1000])
+def test_a_peer_that_stamps_what_is_not_so_makes_no_round_trip_shorter_than_the_shortest(stamp: int) -> None:
+    recovery = recovery_of(recorder := Recorder(), ack_delay_ns=5 * MS)
+    send(recovery, 0, 1, 0)
+    recovery.on_ack([(0, 1)], 0, RTT, RTT, 10**9)
+    send(recovery, 1, 11, RTT)
+    recovery.on_ack([(0, 11)], 0, 2 * RTT, 2 * RTT, stamp)
+    lie = samples_of(recorder)[-1]
+    assert lie.rtt_ns == RTT
+    assert lie.path_ns == 2 * RTT
+
+
+def test_another_path_has_another_way_back() -> None:
+    recovery = recovery_of(recorder := Recorder(), ack_delay_ns=5 * MS)
+    send(recovery, 0, 1, 0)
+    recovery.on_ack([(0, 1)], 0, RTT, RTT, 0)
+    recovery.on_new_path(Recorder(), rtt_ns=2 * RTT)
+    recovery.controller = recorder
+    send(recovery, 1, 2, RTT)
+    recovery.on_ack([(0, 2)], 0, 3 * RTT, 3 * RTT, RTT)
+    assert samples_of(recorder)[-1].path_ns == 3 * RTT
+
+
 def test_a_peer_that_names_waits_which_were_none_makes_no_round_trip_shorter_than_the_shortest() -> None:
     recovery = recovery_of(recorder := Recorder(), ack_delay_ns=5 * MS)
     send(recovery, 0, 1, 0)

@@ -41,8 +41,8 @@ def about(data: bytes, *, groups: int = 1, set_id: int = 0, fin: bool = True) ->
 class Receiving(LonePlane):
     """A server's plane that takes parity, over a round trip of 10 ms."""
 
-    def __init__(self, parity: int = BOTH) -> None:
-        super().__init__(is_client=False, parity=parity)
+    def __init__(self, ours: int = BOTH) -> None:
+        super().__init__(is_client=False, ours=ours)
         self.settle()
         assert (self.plane.recovery.rtt.min_ns or 0) >= repairs.LEAST_KEPT_NS
 
@@ -158,7 +158,7 @@ def test_what_cannot_be_ends_the_connection(frame: Any) -> None:
     "frame", [about(DATA), f.ParityFrame(0, 0, 0, b"x"), f.RepairedFrame(0)], ids=lambda x: type(x).__name__
 )
 def test_parity_that_was_not_agreed_on_ends_the_connection(frame: Any) -> None:
-    plane = Receiving(parity=0)
+    plane = Receiving(ours=0)
     plane.say(frame)
     assert plane.code == f.FRAME_ENCODING_ERROR
 

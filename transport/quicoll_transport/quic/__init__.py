@@ -12,7 +12,8 @@ so that either side may be any QUIC. From the top:
     inbound           the peer's streams; `outbound` ours; `streams` one of them, `flow` what they may hold
     protection        parity behind the tail of what is sent; `repairs` what is made of the peer's; `segments` how both
                       count, `erasure` the code
-    recovery          what is in flight, acknowledged, lost: over runs; `records` what they carried; `rtt`
+    recovery          what is in flight, acknowledged, lost: over runs; `records` what they carried; `rtt`; `peer_clock`
+                      when acknowledgements were sent
     controller        how much may be in flight: `bbr` with its `path_model`, `cubic`, `newreno`; `path_memory` what is
                       remembered of that; `pacer` when it may leave; `mtu` how large
     acknowledgements  what has arrived, and when the peer is told

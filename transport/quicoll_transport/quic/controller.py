@@ -19,7 +19,8 @@ for the path's doing is to see a queue, and then a rate above the path's; a send
 start at a third of the rate, gave way to single losses, and in the next round filled the queue. So round trips and
 times of arrival here are the path's: without what the peer says that its acknowledgement has waited, however long, and
 without what that has waited here until it was read (`net.arrival`). A round trip is no shorter for it than the
-shortest that was seen with all waits, so a peer that names waits which were none wins nothing.
+shortest that was seen with all waits, so a peer that names waits which were none wins nothing. Nor is it the path's
+what an acknowledgement meets on its way back, where the peer stamps it (`peer_clock`).
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class AckSample(NamedTuple):
     """What one acknowledgement brought.
 
     now_ns: the time. path_ns: the same without the time for which it, or the packet that it is for, has waited at
-        either host; so the differences of these are the path's. Never below that of the one before.
+        either host or, where the peer stamps it, on its way back; so the differences of these are the path's. Never
+        below that of the one before.
     acked: bytes newly acknowledged. fresh: those of them that were sent after the last recovery period began.
     prior_in_flight, in_flight: bytes in flight before it, and now, with what it showed to be lost taken away.
     delivered: bytes acknowledged so far. prior_delivered: the same when the newest of these packets was sent: a round

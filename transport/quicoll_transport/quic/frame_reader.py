@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 
 from quicoll_transport.quic.frames import (
     FRAME_ENCODING_ERROR,
-    PARITY_FRAMES,
+    OWN_FRAMES,
     PROTOCOL_VIOLATION,
     AckFrame,
     CloseFrame,
@@ -38,6 +38,7 @@ from quicoll_transport.quic.frames import (
     RepairedFrame,
     ResetStreamFrame,
     RetireConnectionIdFrame,
+    StampFrame,
     StopSendingFrame,
     StreamDataBlockedFrame,
     StreamFrame,
@@ -226,10 +227,13 @@ def _read_path_response(view: memoryview, at: int, kind: int) -> tuple[Frame, in
     return PathResponseFrame(bytes(data)), at
 
 
-def _read_parity(view: memoryview, at: int, kind: int) -> tuple[Frame, int]:
+def _read_own(view: memoryview, at: int, kind: int) -> tuple[Frame, int]:
     """Read a frame of ours; `at` is behind the first byte of its type."""
     which = view[at]
-    set_id, behind = pull(view, at + 1)
+    first, behind = pull(view, at + 1)
+    if which == 0x53:
+        return StampFrame(first), behind
+    set_id = first
     if which == 0x50:
         return _read_protected(view, behind, set_id)
     if which == 0x51:
@@ -305,5 +309,5 @@ _READERS: dict[int, Callable[[memoryview, int, int], tuple[Frame, int]]] = {
     0x1C: _read_close,
     0x1D: _read_close,
     0x1E: _read_handshake_done,
-    PARITY_FRAMES: _read_parity,
+    OWN_FRAMES: _read_own,
 }

@@ -2,8 +2,9 @@
 
 `frame_reader` is the inverse of `encode`.
 
-Three of them are not of RFC 9000 but ours, about parity (`protection`, `repairs`): they may be sent to whom has said in
-its transport parameters that it takes them (section 19.21). Their types begin with the byte PARITY_FRAMES:
+Four of them are not of RFC 9000 but ours: three about parity (`protection`, `repairs`), and a stamp, which says when
+its packet was sent (`peer_clock`). They may be sent to whom has said in its transport parameters that it takes them
+(section 19.21). Their types begin with the byte OWN_FRAMES:
 
     protected (type 0x2a50) {        parity (0x2a51) {           repaired (0x2a52) {
       set (i),                         set (i),                    set (i),
@@ -13,12 +14,12 @@ its transport parameters that it takes them (section 19.21). Their types begin w
       spans {                        }
         stream id (i),
         start (i),
-        2 * length + fin (i),
-      },
-    }
+        2 * length + fin (i),          stamp (0x2a53) {
+      },                                 microseconds (i): of a clock of the sender's
+    }                                  }
 
-A packet is to be acknowledged when it has another frame than ACK, PADDING and CONNECTION_CLOSE (section 13.2): see
-`asks_for_acknowledgement`.
+A packet is to be acknowledged when it has another frame than ACK, PADDING, CONNECTION_CLOSE (section 13.2) and stamps:
+see `asks_for_acknowledgement`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ __all__ = [
     "FINAL_SIZE_ERROR",
     "FLOW_CONTROL_ERROR",
     "FRAME_ENCODING_ERROR",
-    "PARITY_FRAMES",
+    "OWN_FRAMES",
     "PROTOCOL_VIOLATION",
     "STREAM_LIMIT_ERROR",
     "STREAM_STATE_ERROR",
@@ -56,6 +57,7 @@ __all__ = [
     "RepairedFrame",
     "ResetStreamFrame",
     "RetireConnectionIdFrame",
+    "StampFrame",
     "StopSendingFrame",
     "StreamDataBlockedFrame",
     "StreamFrame",
@@ -73,7 +75,7 @@ FRAME_ENCODING_ERROR = 0x07
 PROTOCOL_VIOLATION = 0x0A
 
 
-PARITY_FRAMES = 0x6A
+OWN_FRAMES = 0x6A
 
 
 class FrameError(Exception):
@@ -303,6 +305,15 @@ class RepairedFrame(NamedTuple):
         return b"\x6a\x52" + varint(self.set_id)
 
 
+class StampFrame(NamedTuple):
+    """When the packet was sent: microseconds of a clock of the sender's; an ACK follows in the same packet."""
+
+    sent_us: int
+
+    def encode(self) -> bytes:
+        return b"\x6a\x53" + varint(self.sent_us)
+
+
 class CloseFrame(NamedTuple):
     """The connection is over (section 19.19).
 
@@ -350,10 +361,11 @@ Frame: TypeAlias = (
     | ProtectedFrame
     | ParityFrame
     | RepairedFrame
+    | StampFrame
 )
 
 
-_SILENT = (AckFrame, CloseFrame)
+_SILENT = (AckFrame, CloseFrame, StampFrame)
 
 
 def asks_for_acknowledgement(frame: Frame) -> bool:

@@ -1,8 +1,9 @@
 """Transport parameters: what either side tells the other in the handshake (RFC 9000 section 18).
 
 aioquic writes and reads them. Ours are the plane's, though, not aioquic's, which has no use for them: they replace what
-it has written, all but its connection ids and version. One of ours no RFC has, and aioquic does not know: whether
-this side takes parity and sends it (`frames`); it stands behind the others.
+it has written, all but its connection ids and version. One of ours no RFC has, and aioquic does not know: which of
+our frames this side takes, and whether it sends parity (`frames`); it stands behind the others. A bit of it that is not
+known says nothing.
 
 Private name used: aioquic._buffer.
 """
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = [
     "SENDS_PARITY",
     "TAKES_PARITY",
+    "TAKES_STAMPS",
     "TransportParameters",
     "local_parameters",
     "pull_parameters",
@@ -36,8 +38,8 @@ __all__ = [
 ]
 
 _PARAMETERS_BYTES = 1024
-_PARITY = 0x2A50B6E3  # the parameter's id, of those for private use (RFC 9000 section 22.1); its value is one byte
-TAKES_PARITY, SENDS_PARITY = 1, 2
+_OURS = 0x2A50B6E3  # the parameter's id, of those for private use (RFC 9000 section 22.1); its value is one byte
+TAKES_PARITY, SENDS_PARITY, TAKES_STAMPS = 1, 2, 4
 _STREAMS = 128  # that a peer may open at once, before the plane allows more
 
 
@@ -49,7 +51,7 @@ class TransportParameters:
         max_idle_timeout: Milliseconds; 0: none.
         stateless_reset_token: Of a server's first connection id; None for a client.
         max_ack_delay: Milliseconds.
-        parity: TAKES_PARITY, SENDS_PARITY, both or neither; it is our own.
+        ours: The sum of TAKES_PARITY, SENDS_PARITY, TAKES_STAMPS, as far as they hold; it is our own.
     """
 
     max_idle_timeout: int = 0
@@ -65,14 +67,15 @@ class TransportParameters:
     max_ack_delay: int = 25
     disable_active_migration: bool = False
     active_connection_id_limit: int = 2
-    parity: int = 0
+    ours: int = 0
 
 
 def local_parameters(config: SessionConfig) -> TransportParameters:
     """Return what we tell a peer, but for the reset token of a server."""
-    window, parity = config.window_bytes, 0
+    window, is_bbr = config.window_bytes, config.congestion == "bbr"
+    ours = TAKES_STAMPS if is_bbr else 0
     if config.parity != "off":
-        parity = TAKES_PARITY | (SENDS_PARITY if config.congestion == "bbr" else 0)
+        ours |= TAKES_PARITY | (SENDS_PARITY if is_bbr else 0)
     return TransportParameters(
         max_idle_timeout=config.idle_ns // 1_000_000,
         initial_max_data=window,
@@ -83,7 +86,7 @@ def local_parameters(config: SessionConfig) -> TransportParameters:
         initial_max_streams_uni=_STREAMS,
         max_ack_delay=MAX_ACK_DELAY_MS,
         active_connection_id_limit=8,
-        parity=parity,
+        ours=ours,
     )
 
 
@@ -96,17 +99,17 @@ def pull_parameters(extensions: list[tuple[int, bytes]]) -> tuple[QuicTransportP
         if kind == tls.ExtensionType.QUIC_TRANSPORT_PARAMETERS:
             quic = pull_quic_transport_parameters(Buffer(data=data))
             names = [name for name in _OF_QUIC if getattr(quic, name) is not None]
-            return quic, TransportParameters(**{name: getattr(quic, name) for name in names}, parity=_parity(data))
+            return quic, TransportParameters(**{name: getattr(quic, name) for name in names}, ours=_ours(data))
     raise AssertionError("aioquic has finished a handshake without transport parameters")
 
 
-def _parity(data: bytes) -> int:
+def _ours(data: bytes) -> int:
     """Look for the parameter in what aioquic has read before: every length is right."""
     at = 0
     while at < len(data):
         kind, at = pull(data, at)
         size, at = pull(data, at)
-        if kind == _PARITY:
+        if kind == _OURS:
             return data[at] if size == 1 else 0
         at += size
     return 0
@@ -119,7 +122,7 @@ def replace_parameters(written: bytes, parameters: TransportParameters) -> bytes
         setattr(quic, name, getattr(parameters, name))
     buffer = Buffer(capacity=_PARAMETERS_BYTES)
     push_quic_transport_parameters(buffer, quic)
-    return buffer.data + (varint(_PARITY) + bytes((1, parameters.parity)) if parameters.parity else b"")
+    return buffer.data + (varint(_OURS) + bytes((1, parameters.ours)) if parameters.ours else b"")
 
 
-_OF_QUIC = [name for name in TransportParameters.__dataclass_fields__ if name != "parity"]
+_OF_QUIC = [name for name in TransportParameters.__dataclass_fields__ if name != "ours"]

@@ -31,7 +31,7 @@ from quicoll_transport.quic.inbound import InboundStreams, StreamReader
 from quicoll_transport.quic.keys import KeyPhases, PacketError
 from quicoll_transport.quic.outbound import OutboundStreams
 from quicoll_transport.quic.pacer import Pacer
-from quicoll_transport.quic.parameters import SENDS_PARITY, TAKES_PARITY
+from quicoll_transport.quic.parameters import SENDS_PARITY, TAKES_PARITY, TAKES_STAMPS
 from quicoll_transport.quic.paths import Paths
 from quicoll_transport.quic.protection import TailProtection
 from quicoll_transport.quic.receiving import Receiver
@@ -123,10 +123,10 @@ class Plane:
         self.ending = ConnectionEnd(idle_ns=_idle_ns(local, remote), now_ns=now_ns)
         trace = None if handover.trace is None else PlaneTrace(handover.trace)
         self.protection: TailProtection | None = None
-        if local.parity & SENDS_PARITY and remote.parity & TAKES_PARITY:
+        if local.ours & SENDS_PARITY and remote.ours & TAKES_PARITY:
             self.protection = TailProtection(self.outbound)
         self.repairs: Repairs | None = None
-        if local.parity & TAKES_PARITY and remote.parity & SENDS_PARITY:
+        if local.ours & TAKES_PARITY and remote.ours & SENDS_PARITY:
             self.repairs = Repairs(self.inbound, self.control)
         acknowledgements = Acknowledgements(exponent=local.ack_delay_exponent)
         self.sender = Sender(
@@ -142,6 +142,7 @@ class Plane:
             mtu=first,
             ending=self.ending,
             ack_delay_exponent=remote.ack_delay_exponent,
+            stamps_since_ns=now_ns if remote.ours & TAKES_STAMPS else None,
             protection=self.protection,
             trace=trace,
         )
@@ -159,6 +160,7 @@ class Plane:
             follow_paths=self._follow_paths,
             protection=self.protection,
             repairs=self.repairs,
+            takes_stamps=bool(local.ours & TAKES_STAMPS),
             trace=trace,
         )
         if not is_client:

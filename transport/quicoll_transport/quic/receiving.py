@@ -76,11 +76,13 @@ class Receiver:
         follow_paths: Callable[[], None],
         protection: TailProtection | None,
         repairs: Repairs | None,
+        takes_stamps: bool,
         trace: PlaneTrace | None,
     ) -> None:
         """Begin with what the plane is made of.
 
-        follow_paths: called with each packet that has changed what `paths` says. protection, repairs: None: no parity
+        follow_paths: called with each packet that has changed what `paths` says. takes_stamps: whether the peer was
+        asked for them. protection, repairs: None: no parity
         was agreed on. trace: None: nobody traces.
         """
         self._trace = trace
@@ -98,13 +100,16 @@ class Receiver:
         self._ending = ending
         self._follow_paths = follow_paths
         self._repairs = repairs
+        self._takes_stamps = takes_stamps
         self._slabs = Slabs()
         self._now_ns = self._arrived_ns = 0  # when the packets that are being looked at came to this host
         self._path: Path = paths.current  # of the packet whose frames are being looked at, and the id that it was for
         self._cid = b""
+        self._stamp_ns: int | None = None  # of the packet whose frames are being looked at, if it has one
         self._take: dict[type, Callable[..., None]] = {
             quic.StreamFrame: self._on_stream,
             quic.AckFrame: self._on_ack,
+            quic.StampFrame: self._on_stamp,
             quic.MaxDataFrame: lambda frame: outbound.on_max_data(frame.limit),
             quic.MaxStreamDataFrame: outbound.on_max_stream_data,
             quic.MaxStreamsFrame: outbound.on_max_streams,
@@ -300,6 +305,7 @@ class Receiver:
     def _frames(self, payload: bytes) -> tuple[bool, bool]:
         """Take the frames of a packet; whether they ask for an acknowledgement, and whether they only probe (9.1)."""
         eliciting, probing = False, True
+        self._stamp_ns = None
         for frame in read_frames(payload):
             kind = type(frame)
             eliciting = eliciting or asks_for_acknowledgement(frame)
@@ -322,7 +328,12 @@ class Receiver:
             self._keep(self._repairs, frame.stream_id, frame.offset, data, len(data))
 
     def _on_ack(self, frame: quic.AckFrame) -> None:
-        self._sender.on_ack(frame, self._now_ns, self._arrived_ns)
+        self._sender.on_ack(frame, self._now_ns, self._arrived_ns, self._stamp_ns)
+
+    def _on_stamp(self, frame: quic.StampFrame) -> None:
+        if not self._takes_stamps:
+            raise FrameError(FRAME_ENCODING_ERROR, "a stamp where none was asked for")
+        self._stamp_ns = frame.sent_us * 1000
 
     def _on_path_response(self, frame: quic.PathResponseFrame) -> None:
         self._paths.on_response(frame.data, self._now_ns)

@@ -48,6 +48,7 @@ from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from quicoll_transport.quic.controller import AckSample, Controller, LossSample
 from quicoll_transport.quic.numbers import KnownNumbers, split_ranges
+from quicoll_transport.quic.peer_clock import PeerClock
 from quicoll_transport.quic.rtt import GRANULARITY_NS, RoundTrips
 
 __all__ = ["AckOutcome", "LossRecovery", "PacketRun", "TimeoutOutcome"]
@@ -183,6 +184,7 @@ class LossRecovery(Generic[Item]):
         self._stretch: tuple[int, int, int] | None = None  # first number, its time of sending, and where it stops
         self._first_sample_ns: int | None = None
         self._shortest_ns: int | None = None  # round trip without waits
+        self._peer_clock = PeerClock()
         # delivery rate
         self._delivered = self._delivered_ns = self._began_ns = 0
         self._limited_until = -1  # of `_delivered`: until then, samples are limited by the application
@@ -233,7 +235,12 @@ class LossRecovery(Generic[Item]):
         self._limited_until = self._delivered + self.in_flight
 
     def on_ack(
-        self, ranges: Sequence[tuple[int, int]], delay_ns: int, now_ns: int, arrived_ns: int | None = None
+        self,
+        ranges: Sequence[tuple[int, int]],
+        delay_ns: int,
+        now_ns: int,
+        arrived_ns: int | None = None,
+        stamp_ns: int | None = None,
     ) -> AckOutcome[Item]:
         """Take an acknowledgement.
 
@@ -242,6 +249,7 @@ class LossRecovery(Generic[Item]):
             delay_ns: How long the peer says that it waited.
             now_ns: The time.
             arrived_ns: When it came to this host; None: now.
+            stamp_ns: When it was sent, by the peer's clock; None: the peer does not say.
         """
         self._forget(now_ns)
         prior = self.in_flight
@@ -250,6 +258,8 @@ class LossRecovery(Generic[Item]):
         late = self._late_hits(news, ranges[0][1] - 1, now_ns) if news and self._late else []
         self.largest_acked = max(self.largest_acked, ranges[0][1] - 1)
         path_ns = now_ns if arrived_ns is None else arrived_ns
+        if stamp_ns is not None:
+            path_ns = self._peer_clock.undelayed(stamp_ns, path_ns)
         if acked and acked[-1][2] == ranges[0][1]:
             path_ns -= delay_ns
         rtt_ns = self._measure(acked, ranges[0][1], delay_ns, path_ns, now_ns)
@@ -286,6 +296,7 @@ class LossRecovery(Generic[Item]):
         self._period += 1  # whatever was lost before no longer counts for it
         self._period_ns, self._period_before_ns, self._period_lost = -1, -1, 0
         self._stretch = self._first_sample_ns = self._shortest_ns = None
+        self._peer_clock = PeerClock()
         self._limited_until = -1
         self._rates.clear()
 

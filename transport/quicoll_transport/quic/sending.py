@@ -38,6 +38,7 @@ from quicoll_transport.quic.frames import (
     FrameError,
     PathChallengeFrame,
     PathResponseFrame,
+    StampFrame,
     stream_head,
 )
 from quicoll_transport.quic.mtu import LEAST_DATAGRAM_BYTES, PathMtu
@@ -74,6 +75,7 @@ _BULK_BYTES = 32 * 1024  # or so many bytes
 _SMALL = 16
 _FLOOR = 256  # bytes of room in the window for which a packet of control frames is worth while
 _HEADROOM = 40  # bytes in a packet below which no STREAM frame is begun
+_STAMP_ROOM = _HEADROOM + 10  # bytes in a packet below which it has no stamp
 _LEAST_TEXT = 4  # so that there is a sample, whatever the length of a packet number (RFC 9001 section 5.4.2)
 
 
@@ -95,10 +97,12 @@ class Sender:
         mtu: PathMtu,
         ending: ConnectionEnd,
         ack_delay_exponent: int,
+        stamps_since_ns: int | None,
         protection: TailProtection | None,
         trace: PlaneTrace | None,
     ) -> None:
-        """ack_delay_exponent: the peer's. protection: None: no parity. trace: None: nobody traces."""
+        """ack_delay_exponent: the peer's. stamps_since_ns: when the clock begins by which the peer is told when ACKs
+        are sent; None: it is not told. protection: None: no parity. trace: None: nobody traces."""
         self._trace = trace
         self.number = 0
         self.last: tuple[bytes, Address] | None = None
@@ -115,6 +119,7 @@ class Sender:
         self._ending = ending
         self._protection = protection
         self._delay_shift = ack_delay_exponent
+        self._stamps_since_ns = stamps_since_ns
         self._slab = Slab(bytearray(0))
         self._used = 0  # bytes of the slab
         self._probes = 0  # packets that a probe timeout asks for
@@ -128,8 +133,8 @@ class Sender:
 
     # -- what came back ------------------------------------------------------------------------------------------
 
-    def on_ack(self, frame: AckFrame, now_ns: int, arrived_ns: int) -> None:
-        """Take an ACK frame that came to this host at `arrived_ns`.
+    def on_ack(self, frame: AckFrame, now_ns: int, arrived_ns: int, stamp_ns: int | None = None) -> None:
+        """Take an ACK frame that came to this host at `arrived_ns`; stamp_ns: when it was sent, by the peer's clock.
 
         Raises FrameError when it acknowledges what was never sent.
         """
@@ -138,7 +143,7 @@ class Sender:
             raise FrameError(PROTOCOL_VIOLATION, "an acknowledgement of what was never sent")  # RFC 9000 section 13.1
         delay_ns = min(frame.delay << self._delay_shift, 1 << 40) * 1000
         self._keys.on_acknowledged(largest)
-        outcome = self.recovery.on_ack(frame.ranges, delay_ns, now_ns, arrived_ns)
+        outcome = self.recovery.on_ack(frame.ranges, delay_ns, now_ns, arrived_ns, stamp_ns)
         if self._trace is not None:
             self._trace.metrics(self.recovery)
         self._arrived(outcome.acked, now_ns)
@@ -317,6 +322,10 @@ class Sender:
         parts: list[bytes | memoryview] = []
         items: list[Carried] = []
         if with_ack:
+            if self._stamps_since_ns is not None and room >= _STAMP_ROOM:
+                stamp = StampFrame((now_ns - self._stamps_since_ns) // 1000).encode()
+                parts.append(stamp)  # before the ACK, which it is about
+                room -= len(stamp)
             frame, told = acknowledgements.frame(now_ns, room)
             parts.append(frame)
             items.append(SentNumbers(told))
