@@ -396,6 +396,43 @@ def test_what_was_sent_before_it_gave_way_makes_it_give_way_no_further() -> None
     assert driven.paced() < given, "that was sent after it"
 
 
+def gave_way(noise: int) -> Driven:
+    """Return one that has just given way, on a path that loses so many packets of each round by itself."""
+    driven = cruising()
+    for _ in range(45):
+        driven.round(lost=noise * SIZE)
+    driven.until(BbrState.UP)
+    driven.until(BbrState.CRUISE)
+    driven.round()
+    driven.round()
+    driven.round(rtt=2 * RTT, lost=CONTENTS // 5)
+    assert driven.paced() < RATE * 80 // 100
+    return driven
+
+
+def rounds_until_refill(driven: Driven) -> int:
+    for count in range(100):
+        if driven.bbr.state is BbrState.REFILL:
+            return count
+        driven.round(RATE * 3 // 4)
+    raise AssertionError("it never came")
+
+
+def test_on_a_path_that_leaves_newreno_nothing_it_looks_again_soon_after_giving_way_where_no_queue_is_seen() -> None:
+    assert rounds_until_refill(gave_way(4)) in (5, 6), "the first has a queue still, by the round before"
+    assert rounds_until_refill(gave_way(0)) > 20
+
+
+def test_giving_way_again_after_such_a_look_has_it_wait_twice_as_long() -> None:
+    driven = gave_way(4)
+    before = rounds_until_refill(driven)
+    driven.until(BbrState.CRUISE)
+    for _ in range(3):
+        driven.round()
+    driven.round(rtt=2 * RTT, lost=CONTENTS // 5)
+    assert before + 3 <= rounds_until_refill(driven) <= before + 5
+
+
 def up_again(lost: int) -> bool:
     """Return whether UP goes on after one that brought a fifth more, and lost so many packets with a queue."""
     driven = cruising()

@@ -64,6 +64,11 @@ When a loss is congestion, `congestion_signs` says: more than noise was lost, or
     more than noise in UP           this UP is the last, whatever it brought: who goes on takes it from those who give
                                     way to losses. (Three in a row took 0.7 of a path to 0.97 beside NewReno, which had
                                     halved its window each time.)
+    giving way, and no queue        after four rounds of this REFILL, where the path by itself loses so much that
+                                    NewReno would have less than a fifth of it: then nobody else was there, and noise
+                                    was taken for congestion. After 8, 16 ... rounds where such a look ended with giving
+                                    way again; after four again once a cycle did without. (Of a path that loses 1 % in
+                                    bursts of eight it had three quarters for seconds, without a queue)
     giving way                      `_slow`, a limit of the bandwidth, is 0.75 of it until REFILL, which then believes
                                     in no more than that: UP finds out anew what there is. (The draft's bounds of
                                     5.5.10.3 do not go below what was delivered, and are lifted without having taught
@@ -105,7 +110,7 @@ from typing import TYPE_CHECKING
 
 from quicoll_transport.quic.congestion_signs import CongestionSigns
 from quicoll_transport.quic.path_memory import KnownPath, RememberedPath
-from quicoll_transport.quic.path_model import Aggregation, Bandwidth, Noise, Train
+from quicoll_transport.quic.path_model import PARTS, Aggregation, Bandwidth, Noise, Train
 
 if TYPE_CHECKING:
     from quicoll_transport.quic.controller import AckSample, LossSample
@@ -136,6 +141,9 @@ _WAIT_NS = 2 * _NS  # from one UP to the next, and up to
 _WAIT_SPREAD_NS = _NS  # so much more
 _MOST_WAIT_ROUNDS = 63
 _ROUGH_ROUNDS = 4  # after a train has found the bandwidth
+_CALM_ROUNDS = 4  # after giving way, without a queue; and up to
+_MOST_CALM_ROUNDS = 64
+_LOSSY = 37  # 1.22 packets by five, squared
 _DRAIN_ROUNDS = 3
 _PROBE_RTT_NS = 200 * _MS
 _RESUME_ROUNDS = 2
@@ -225,6 +233,8 @@ class Bbr:
         self._overfills = False  # UP has lost more than noise
         self._wait_ns, self._waiting_since_ns, self._waiting_since_round = 0, 0, 0
         self._gave_way_round = 0
+        self._calm_rounds, self._patience = 0, _CALM_ROUNDS  # without a queue, and how many of them are awaited
+        self._is_hasty = False  # this cycle began because there was none
         self._tested, self._measured = 0, 0  # RESUME: bytes delivered at which it began, and the best rate since
         self._is_resumed = False  # UP is the first after RESUME
         self._quiet_until_ns: int | None = None  # PROBE_RTT: since no more is in flight than it allows, and until then
@@ -414,6 +424,7 @@ class Bbr:
             self._give_way()
         elif self.state is BbrState.CRUISE and not sample.app_limited and self.signs.has_standing_queue():
             self._correct(sample.path_ns)
+        self._calm_rounds = 0 if self.signs.has_queue() else self._calm_rounds + (not sample.app_limited)
         self._round_began_ns = sample.path_ns
         self._round += 1
         self._round_end = sample.delivered
@@ -447,6 +458,9 @@ class Bbr:
             self._go(BbrState.DOWN)
 
     def _give_way(self) -> None:
+        if self._is_hasty:
+            self._patience, self._is_hasty = min(2 * self._patience, _MOST_CALM_ROUNDS), False
+        self._calm_rounds = 0
         self._gave_way_round = self._round
         self._slow = max(self._bounded * _YIELD // 100, 1)
 
@@ -600,8 +614,23 @@ class Bbr:
         waited = self._round - self._waiting_since_round
         if self._is_rough and waited >= _ROUGH_ROUNDS and not sample.app_limited and not self.signs.has_queue():
             return True
+        if self._slow is not None and self._calm_rounds >= self._patience and self._is_lossy():
+            self._is_hasty = True
+            return True
         rounds = min(self._contents(self._bounded) // self._datagram, _MOST_WAIT_ROUNDS)
-        return sample.now_ns - self._waiting_since_ns >= self._wait_ns or waited >= max(rounds, 2)
+        if sample.now_ns - self._waiting_since_ns < self._wait_ns and waited < max(rounds, 2):
+            return False
+        if self._slow is None:
+            self._patience, self._is_hasty = _CALM_ROUNDS, False
+        return True
+
+    def _is_lossy(self) -> bool:
+        """Return whether the path by itself loses so much that NewReno has less than a fifth of it.
+
+        It has 1.22 / sqrt(p) packets in flight where p of them are lost.
+        """
+        packets = self._contents(self.bandwidth.value) // self._datagram
+        return self.noise.is_known and packets * packets * self.noise.share > _LOSSY * PARTS
 
     def _wait_for_quiet(self, sample: AckSample) -> None:
         """Stay in PROBE_RTT for 200 ms and a round after no more than it allows is in flight."""
