@@ -148,7 +148,7 @@ def due(view: View, formation: Formation, roster: Roster, history: History, *, n
     rest = formation.choose(history, now_ns=now_ns, without=[candidate.node for candidate in named])
     free = len(rest) + len(named) - history.wanted
     going = named[: max(free, 0)]
-    members = [candidate for candidate in roster if view.rank_of(candidate.node) is not None]
+    members = [candidate for candidate in roster if candidate.node in view.nodes[: view.workers]]
     holders = [candidate for candidate in members if candidate.committed_step >= history.committed_step]
     if any(candidate not in holders and candidate not in going for candidate in members):
         going = [candidate for candidate in going if candidate not in holders]
