@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from recovery_link import DATAGRAM, MS, BusyHost, Line, Transfer, run_together
 
+from quicoll_transport.quic.access_line import AccessLine
 from quicoll_transport.quic.bbr import Bbr
 from quicoll_transport.quic.cubic import Cubic
 from quicoll_transport.quic.newreno import NewReno
@@ -198,6 +199,46 @@ def after_heartbeats(seconds: int, *, warm: bool) -> float:
 def test_heartbeats_of_a_silence_say_nothing_of_the_path(seconds: int) -> None:
     assert after_heartbeats(seconds, warm=True) < 1.1
     assert after_heartbeats(seconds, warm=False) < after_heartbeats(0, warm=False) * 1.05
+
+
+def three_of_a_host(seed: int, *, share: bool) -> list[float]:
+    """Six operations of three flows by one line that loses 2 %, each over what the line alone takes for all of them.
+
+    Two of them have had it to themselves before, one after the other. share: whether they know of each other.
+    """
+    rate, rtt, access = 12_500_000, 50 * MS, AccessLine()
+    line = bottleneck(1.0, loss=0.02, rate=rate, rtt=rtt, seed=seed)
+    flows = []
+    for i in range(3):
+        draw = random.Random(seed * 10 + i).randbytes
+        controller = Bbr(DATAGRAM, draw, None, access.join() if share else None)
+        back = Line(7 + i, delay_ns=rtt // 2)
+        flows.append(Transfer(2, controller, line, back, paced=True, ack_delay_ns=5 * MS, stamps=True))
+    now_ns = 0
+    for flow, packets in zip(flows, (2800, 2800, 2), strict=True):
+        flow.now_ns = now_ns
+        flow.ask(packets)
+        now_ns = flow.run() + rtt
+    packets, ratios = 960, []
+    for _ in range(6):
+        for flow in flows:
+            flow.now_ns = now_ns
+            flow.ask(packets)
+        run_together(flows, now_ns + 20 * S)
+        end_ns = max(flow.now_ns for flow in flows)
+        ratios.append((end_ns - now_ns) / (3 * packets * DATAGRAM * S / rate + rtt))
+        now_ns = end_ns + rtt
+    return ratios
+
+
+def test_connections_of_one_host_share_its_line() -> None:
+    """Without that two claim all of it, and the third is slow until they are done."""
+    apart, together = (
+        sorted(ratio for seed in range(1, 3) for ratio in three_of_a_host(seed, share=share)) for share in (False, True)
+    )
+    middle = len(apart) // 2
+    assert together[middle] < 1.2, together
+    assert together[middle] < apart[middle] - 0.05, (together, apart)
 
 
 def beside_other_work(seed: int, *, stamped: bool) -> list[float]:

@@ -29,6 +29,8 @@ from quicoll_transport.quic import (
     selfcheck,
 )
 from quicoll_transport.quic import handshake as handshakes
+from quicoll_transport.quic.access_line import AccessLine
+from quicoll_transport.quic.bbr import Bbr
 from quicoll_transport.quic.frames import MaxStreamsFrame
 from quicoll_transport.quic.parameters import local_parameters
 from quicoll_transport.security.credentials import Credentials
@@ -606,6 +608,27 @@ def test_a_session_lets_go_of_its_handshake_once_that_is_confirmed(credentials_o
 
 
 # -- what is remembered of paths --------------------------------------------------------------------------------------
+
+
+def test_connections_of_one_endpoint_leave_by_one_line(credentials_of: CredentialsOf) -> None:
+    """Those that came through its gate, and those that it has dialled."""
+    config = SessionConfig(congestion="bbr")
+    gate = Gate(credentials=credentials_of("b"), config=config)
+    lines = []
+    for name in "ac":
+        line = AccessLine()
+        client = Session.client(
+            credentials=credentials_of(name), config=config, address=SERVER, now_ns=START, line=line
+        )
+        server, _, _ = handshake_in_memory(client, gate, now_ns=START)
+        for session, own in ((client, line), (server, gate.line)):
+            assert session._plane is not None
+            controller = session._plane.recovery.controller
+            assert isinstance(controller, Bbr)
+            assert controller._share is not None
+            assert controller._share._line is own
+            lines.append(own)
+    assert lines[1] is lines[3]
 
 
 def test_what_one_connection_has_found_of_a_path_the_next_through_the_same_gate_begins_with(

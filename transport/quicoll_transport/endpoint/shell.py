@@ -384,6 +384,7 @@ class Endpoint:
             qlog=self._qlog,
             reset_key=self._gate.reset_key,
             memory=self._gate.memory,
+            line=self._gate.line,
         )
 
     def _verify(self, event: Authenticated) -> Verified:

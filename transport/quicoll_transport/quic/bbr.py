@@ -75,6 +75,9 @@ When a loss is congestion, `congestion_signs` says: more than noise was lost, or
                                     anything: with them a flow beside CUBIC, on a queue of a quarter of the path, kept
                                     86 %)
 
+Connections of one host that leave by one line believe in no more together than the line has carried: `access_line` says
+what is more than one's part of that (no section).
+
 Why two flows become alike: what 1.25 of its rate brings a flow is the more the smaller its share is, and UP goes on at
 a tenth more, which one with more than about half of a full path does not get. Giving way takes as much of each in
 proportion.
@@ -83,7 +86,8 @@ Invariants
     The window is never below four datagrams, nor above what `_target` says but by what it was before; the rate is never
     below what sends four datagrams in a round trip (of a millisecond at least). Both are therefore above nothing.
     The same calls with the same chance lead to the same answers.
-    `_most` and `_slow` are None where there is no limit. `_slow` is None in STARTUP, DRAIN, REFILL and UP.
+    `_most`, `_slow` and `_level` are None where there is no limit. `_slow` is None in STARTUP, DRAIN, REFILL and UP;
+    in STARTUP and RESUME `_level` is none.
     A window that was cut by PROBE_RTT or by persistent congestion comes back by what is acknowledged, no faster.
 
 Failure cases
@@ -113,6 +117,7 @@ from quicoll_transport.quic.path_memory import KnownPath, RememberedPath
 from quicoll_transport.quic.path_model import PARTS, Aggregation, Bandwidth, Noise, Train
 
 if TYPE_CHECKING:
+    from quicoll_transport.quic.access_line import AccessShare
     from quicoll_transport.quic.controller import AckSample, LossSample
 
 __all__ = ["Bbr", "BbrState"]
@@ -191,15 +196,22 @@ class _Before:
 class Bbr:
     """A Controller; see the module's head."""
 
-    def __init__(self, datagram: int, draw: Callable[[int], bytes], remembered: RememberedPath | None = None) -> None:
+    def __init__(
+        self,
+        datagram: int,
+        draw: Callable[[int], bytes],
+        remembered: RememberedPath | None = None,
+        share: AccessShare | None = None,
+    ) -> None:
         """Begin a path.
 
         Args:
             datagram: Bytes of a full datagram.
             draw: Returns so many bytes of chance.
             remembered: What is known of the path, and remembers what this finds out; None: nothing and nobody.
+            share: Of the line by which the host's connections leave together; None: it has it alone.
         """
-        self._remembered = remembered
+        self._remembered, self._share = remembered, share
         self._has_asked = remembered is None  # what is remembered
         self._datagram = datagram
         self._draw = draw
@@ -219,6 +231,7 @@ class Bbr:
         # limits of what is believed
         self._most: int | None = None
         self._slow: int | None = None
+        self._level: int | None = None
         # this round
         self._round_began_ns = 0  # by the path's time
         self._round, self._round_end = 0, 0  # how many there were; bytes delivered at which this one is over
@@ -276,6 +289,13 @@ class Bbr:
     @property
     def _bounded(self) -> int:
         """The bandwidth as it may be used."""
+        if self._level is None or self.state is BbrState.STARTUP or self.state is BbrState.RESUME:
+            return self._claim
+        return min(self._claim, self._level)
+
+    @property
+    def _claim(self) -> int:
+        """The bandwidth as its own path lets it be used."""
         bandwidth = self.bandwidth.value
         return bandwidth if self._slow is None else min(bandwidth, self._slow)
 
@@ -303,6 +323,8 @@ class Bbr:
 
     def on_sent(self, nbytes: int, in_flight: int, now_ns: int) -> None:
         """See Controller."""
+        if self._share is not None and in_flight > self._least:
+            self._share.on_sent(now_ns)
         until_ns = self._quiet_until_ns
         if not in_flight and until_ns is not None and now_ns >= until_ns:
             self._leave_probe_rtt(now_ns)
@@ -333,6 +355,9 @@ class Bbr:
         if sample.prior_delivered >= self._round_end:
             self._end_round(sample)
         self._advance(sample)
+        if self._share is not None and (trip_ns := self.signs.shortest.value_ns) is not None:
+            claim = 0 if self.state is BbrState.STARTUP else self._claim
+            self._level = self._share.on_acked(claim, sample.rate, trip_ns, now_ns, app_limited=sample.app_limited)
         if due and self.state is not BbrState.PROBE_RTT and sample.in_flight:
             self._go(BbrState.PROBE_RTT)
             self._quiet_until_ns = None
@@ -543,7 +568,7 @@ class Bbr:
     def _tell(self, now_ns: int) -> None:
         """Let what was found out be remembered."""
         if self._remembered is not None and self.signs.shortest.value_ns is not None:
-            path = KnownPath(self._bounded, self.signs.shortest.value_ns)
+            path = KnownPath(self._claim, self.signs.shortest.value_ns)
             self._remembered.learn(path, now_ns, is_certain=self._is_full)
 
     def _raise_most(self, sample: AckSample) -> None:

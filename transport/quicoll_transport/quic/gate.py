@@ -17,6 +17,7 @@ from aioquic.quic.packet import QuicPacketType, QuicProtocolVersion, encode_quic
 from aioquic.quic.retry import TOKEN_LIFETIME, QuicRetryTokenHandler
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
+from quicoll_transport.quic.access_line import AccessLine
 from quicoll_transport.quic.chance import random_bytes
 from quicoll_transport.quic.connection_ids import reset_datagram, reset_key, reset_token
 from quicoll_transport.quic.handshake import Handshake, handshake_configuration
@@ -49,7 +50,7 @@ class Gate:
     Nothing is kept for a source before it has shown that it receives at its address.
 
     reset_key: for the reset tokens of all connections of this endpoint, those that it dials included.
-    memory: of the paths to peers, for the same.
+    memory, line: of the paths to peers, and of how they leave together, for the same.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Gate:
             port: Where the endpoint listens.
         """
         self.memory = PathMemory()
+        self.line = AccessLine()
         self._config = config
         self._qlog = qlog
         self._used: dict[bytes, int] = {}  # connection ids of tokens that were used, and until when they are valid
@@ -164,7 +166,13 @@ class Gate:
         )
         cids = [cid, handshake.cid]
         return Session(
-            handshake, cids=cids, config=self._config, reset_key=self.reset_key, qlog=self._qlog, memory=self.memory
+            handshake,
+            cids=cids,
+            config=self._config,
+            reset_key=self.reset_key,
+            qlog=self._qlog,
+            memory=self.memory,
+            line=self.line,
         )
 
     def _use(self, cid: bytes, now_ns: int) -> None:

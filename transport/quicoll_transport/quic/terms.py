@@ -30,6 +30,7 @@ from quicoll_transport.quic.newreno import NewReno
 
 if TYPE_CHECKING:
     from quicoll_transport.net.runs import DatagramRun
+    from quicoll_transport.quic.access_line import AccessShare
     from quicoll_transport.quic.controller import Controller
     from quicoll_transport.quic.path_memory import RememberedPath
 
@@ -117,7 +118,11 @@ class SessionConfig:
 
 
 def controller_of(
-    name: str, datagram: int, draw: Callable[[int], bytes], remembered: RememberedPath | None = None
+    name: str,
+    datagram: int,
+    draw: Callable[[int], bytes],
+    remembered: RememberedPath | None = None,
+    share: AccessShare | None = None,
 ) -> Controller:
     """Return congestion control for a path.
 
@@ -126,9 +131,10 @@ def controller_of(
         datagram: Bytes of a datagram on it.
         draw: Returns so many bytes of chance.
         remembered: What is known of the path; None: nothing.
+        share: Of the line by which the host's connections leave; None: it leaves alone.
     """
     if name == "bbr":
-        return Bbr(datagram, draw, remembered)
+        return Bbr(datagram, draw, remembered, share)
     return Cubic(datagram) if name == "cubic" else NewReno(datagram)
 
 
