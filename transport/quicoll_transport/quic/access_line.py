@@ -4,7 +4,7 @@ Each controller knows its own path, and nothing of the others that leave by the 
 the others had nothing to send has seen the whole line, and claims it for seconds; three that claim as much fill the
 line's queue, take turns at losing packets of it, and the one that had found least is slow until all others are done.
 (Operations of four ranks, of which each sends to three others, on a path that loses 2 %: one of a host's three claimed
-98 Mbit/s of 100, another 24, and they took 1.35 of the ideal; with this 1.04.)
+98 Mbit/s of 100, another 24, and they took 1.35 of the ideal; with this 1.03.)
 
 What is known
     claim       of each connection: the bandwidth that its controller believes in; 0 while it looks for it
