@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Awaitable, Callable, Coroutine
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from quicoll.state.tree import flatten
 from quicoll.step.context import Step
 from quicoll.step.protocol import StepProtocol
 from quicoll.stop import StopRequest
+from quicoll_transport.sim import World
 
 if TYPE_CHECKING:
     from quicoll.state.version import StateVersion
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = [
     "HOLD",
     "LEARN_FROM",
+    "STOP_TIMEOUT",
     "FakeAuditor",
     "FakeContext",
     "FakeEngine",
@@ -37,10 +40,12 @@ __all__ = [
     "raising",
     "told",
     "view",
+    "virtually",
 ]
 
 HOLD = 60.0
 TIMEOUT = 30.0
+STOP_TIMEOUT = 2.0
 LEARN_FROM = 64
 
 
@@ -268,7 +273,7 @@ class Rank:
             check_every=check_every,
             learn_from=LEARN_FROM,
             stop=self.stop,
-            stop_timeout=0.001,
+            stop_timeout=STOP_TIMEOUT,
         )
         self.ran: list[int] = []
 
@@ -295,3 +300,16 @@ def raising(error: BaseException) -> Callable[[], None]:
         raise error
 
     return body
+
+
+def virtually(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Run the test on a virtual clock: time stands still while it computes, whatever else the machine does."""
+
+    @functools.wraps(test)
+    def run(**arguments: Any) -> None:
+        with World(1) as world:
+            task = world.host("a").start().create_task(test(**arguments))
+            world.run(limit_ns=10_000_000_000)
+            task.result()
+
+    return run

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
-from step_rank import Rank, aborted, committed, raising, view
+from step_rank import Rank, aborted, committed, raising, view, virtually
 
 from quicoll.errors import LocalError, Mismatch, Partitioned, PeerError, QuicollError, StepAborted, Terminated
 from quicoll.state.version import StateVersion
@@ -257,6 +257,7 @@ async def test_a_rank_that_is_asked_to_stop_enters_no_step_ahead_and_applies_wha
     assert rank.ran == [1]
 
 
+@virtually
 async def test_a_rank_that_is_asked_to_stop_ahead_waits_for_the_decision_no_longer_than_it_may() -> None:
     rank = await ahead()
     rank.engine.answers["unanswered"] = (1, 11)

@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
 from typing import Any
 
 import pytest
-from step_rank import Rank
+from step_rank import STOP_TIMEOUT, Rank, virtually
 
 from quicoll.errors import JobDone, PeerError, StepAborted, Terminated
 from quicoll.membership.member.actions import FreeToLeave, JobOver
 from quicoll.state.version import StateVersion
 from quicoll.step.protocol import StepPhase
-from quicoll_transport.sim import World
 
 
-def virtually(life: Coroutine[Any, Any, None]) -> None:
-    """Run it on a virtual clock: time stands still while it computes, whatever else the machine does."""
-    with World(1) as world:
-        task = world.host("a").start().create_task(life)
-        world.run(limit_ns=1_000_000_000)
-        task.result()
-
-
+@virtually
 async def test_a_rank_that_is_asked_to_stop_ends_its_open_step_and_enters_no_other() -> None:
     rank = Rank()
     assert await rank.one(body=rank.stop.ask) == 1
@@ -35,6 +26,7 @@ async def test_a_rank_that_is_asked_to_stop_ends_its_open_step_and_enters_no_oth
     assert (len(rank.engine.calls), rank.protocol.phase, rank.ran) == (asked, StepPhase.OUTSIDE, [1])
 
 
+@virtually
 async def test_a_wait_at_the_entry_ends_when_the_rank_is_asked_to_stop() -> None:
     rank = Rank()
     rank.engine.answers["wait_view"] = lambda: rank.stop.ask() or asyncio.Event()
@@ -51,6 +43,7 @@ async def test_a_wait_at_the_entry_ends_when_the_rank_is_asked_to_stop() -> None
     assert rank.engine.asked("give_up") == []
 
 
+@virtually
 async def test_a_decision_in_doubt_is_not_waited_for_by_a_rank_that_is_asked_to_stop() -> None:
     rank = Rank()
     await rank.in_doubt()
@@ -61,6 +54,7 @@ async def test_a_decision_in_doubt_is_not_waited_for_by_a_rank_that_is_asked_to_
     assert (rank.ran, rank.state.version.step) == ([], 0)
 
 
+@virtually
 async def test_a_step_that_does_not_end_is_given_up_on_all_ranks_some_time_after_the_rank_is_asked_to_stop() -> None:
     rank = Rank()
     other = asyncio.get_running_loop().create_future()
@@ -80,17 +74,16 @@ async def test_a_step_that_does_not_end_is_given_up_on_all_ranks_some_time_after
         await rank.one()
 
 
-def test_a_step_that_ends_in_time_is_committed_and_nothing_is_given_up_later() -> None:
-    async def life() -> None:
-        rank = Rank()
-        await rank.one(rank.stop.ask)
-        await asyncio.sleep(0.005)  # five times what the open step had
-        assert (rank.ran, rank.engine.asked("give_up")) == ([1], [])
-
-    virtually(life())
+@virtually
+async def test_a_step_that_ends_in_time_is_committed_and_nothing_is_given_up_later() -> None:
+    rank = Rank()
+    await rank.one(rank.stop.ask)
+    await asyncio.sleep(5 * STOP_TIMEOUT)
+    assert (rank.ran, rank.engine.asked("give_up")) == ([1], [])
 
 
 @pytest.mark.parametrize("asked", ["in the body", "in the wait"])
+@virtually
 async def test_a_decision_that_does_not_come_is_not_waited_for_when_the_rank_is_asked_to_stop(asked: str) -> None:
     rank = Rank()
     rank.engine.answers |= {"vote": asyncio.Event(), "unanswered": (1, 11)}
@@ -108,6 +101,7 @@ async def test_a_decision_that_does_not_come_is_not_waited_for_when_the_rank_is_
     assert rank.engine.asked("unanswered") == [(1, "CancelledError")]
 
 
+@virtually
 async def test_a_job_that_is_done_is_said_at_the_entry_and_ends_a_program_well() -> None:
     rank = Rank()
     rank.engine.answers["wait_view"] = JobOver(7)
@@ -125,6 +119,7 @@ async def test_a_job_that_is_done_is_said_at_the_entry_and_ends_a_program_well()
 
 
 @pytest.mark.parametrize(("step", "holds"), [(7, True), (6, False)])
+@virtually
 async def test_a_rank_knows_whether_it_holds_the_final_state(step: int, holds: bool) -> None:
     rank = Rank()
     rank.engine.answers["wait_view"] = JobOver(7)
@@ -142,6 +137,7 @@ async def test_a_rank_knows_whether_it_holds_the_final_state(step: int, holds: b
         assert ("this rank holds the final state" in str(caught)) is caught.holds_state
 
 
+@virtually
 async def test_a_rank_with_a_state_asks_whether_it_may_go_and_goes_when_it_may() -> None:
     rank = Rank()
     rank.state.register(lambda: {}, lambda new: None)
@@ -153,20 +149,21 @@ async def test_a_rank_with_a_state_asks_whether_it_may_go_and_goes_when_it_may()
     assert (len(rank.engine.asked("ask_to_leave")), rank.protocol.phase) == (1, StepPhase.OUTSIDE)
 
 
-def test_a_rank_that_nobody_lets_go_goes_all_the_same_after_its_stop_timeout() -> None:
-    async def life() -> None:
-        rank = Rank()
-        rank.state.register(lambda: {}, lambda new: None)
+@virtually
+async def test_a_rank_that_nobody_lets_go_goes_all_the_same_after_its_stop_timeout() -> None:
+    rank = Rank()
+    rank.state.register(lambda: {}, lambda new: None)
+    await rank.one()
+    rank.engine.answers |= {"ask_to_leave": True, "wait_view": asyncio.Event()}
+    rank.stop.ask()
+    asked_at = asyncio.get_running_loop().time()
+    with pytest.raises(Terminated):
         await rank.one()
-        rank.engine.answers |= {"ask_to_leave": True, "wait_view": asyncio.Event()}
-        rank.stop.ask()
-        with pytest.raises(Terminated):
-            await rank.one()
-        assert (len(rank.engine.asked("wait_view")), rank.protocol.phase) == (2, StepPhase.OUTSIDE)
-
-    virtually(life())
+    assert asyncio.get_running_loop().time() - asked_at == pytest.approx(STOP_TIMEOUT)
+    assert (len(rank.engine.asked("wait_view")), rank.protocol.phase) == (2, StepPhase.OUTSIDE)
 
 
+@virtually
 async def test_a_rank_that_cannot_ask_goes_at_once() -> None:
     rank = Rank()
     rank.state.register(lambda: {}, lambda new: None)
