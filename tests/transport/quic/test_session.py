@@ -625,8 +625,8 @@ def test_connections_of_one_endpoint_leave_by_one_line(credentials_of: Credentia
             assert session._plane is not None
             controller = session._plane.recovery.controller
             assert isinstance(controller, Bbr)
-            assert controller._share is not None
-            assert controller._share._line is own
+            assert controller._limits._share is not None
+            assert controller._limits._share._line is own
             lines.append(own)
     assert lines[1] is lines[3]
 

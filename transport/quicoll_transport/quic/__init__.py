@@ -14,8 +14,9 @@ so that either side may be any QUIC. From the top:
                       count, `erasure` the code
     recovery          what is in flight, acknowledged, lost: over runs; `records` what they carried; `rtt`; `peer_clock`
                       when acknowledgements were sent
-    controller        how much may be in flight: `bbr` with its `path_model`, `cubic`, `newreno`; `path_memory` what is
-                      remembered of that; `access_line` how much all together; `pacer` when it leaves; `mtu` how large
+    controller        how much may be in flight: `bbr` with its `path_model` and `limits`, `cubic`, `newreno`;
+                      `path_memory` what is remembered of that; `access_line` how much all together; `pacer` when it
+                      leaves; `mtu` how large
     acknowledgements  what has arrived, and when the peer is told
     connection_ids, paths, closing, control
     packets           protection of packets, one and many; `keys` what protects them

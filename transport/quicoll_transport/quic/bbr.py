@@ -16,7 +16,7 @@ States (5.1); rate and window are in hundredths of the bandwidth and of the path
                           that a train has ended, where no queue is seen: then the train was too slow
     REFILL      100, 200  a round at the full rate, so that what UP measures is UP's (5.3.3.3)
     UP          125, 225  is there more? A round at that rate, then one at 100 in which the answer comes: so the queue
-                          is a quarter of the path's contents. Again where that brought a tenth more, or where `_most`
+                          is a quarter of the path's contents. Again where that brought a tenth more, or where `most`
                           was the limit and is being raised, and no more than noise was lost; else, or at once where
                           too much is lost, DOWN (5.3.3.4; the draft goes on for three rounds)
     RESUME      100, 100  instead of STARTUP where a bandwidth is remembered (`path_memory`) and the first round trip is
@@ -50,13 +50,13 @@ than what is believed, and DOWN follows until the queue is gone. (16 MiB both wa
 the ideal in the median, and 1.08 with it. No section. Where queues of others counted too, CUBIC and NewReno took 83 to
 87 % of a path whose queue holds four times its contents.)
 
-When a loss is congestion, `congestion_signs` says: more than noise was lost, or too much. What follows:
+When a loss is congestion, `congestion_signs` says: more than noise was lost, or too much. What follows; the limits that
+are named here, and what becomes of them, are those of `limits`:
 
-    too much in UP, or in the       `_most`, a limit of what is in flight, is what was, or 0.7 of what the path holds
-    round after it                  (5.5.10.2); CRUISE and DOWN stay 15 % below it (5.6.4.7), and UP raises it again, by
-                                    1, 2, 4 ... datagrams a round. UP ends, and it gives way
+    too much in UP, or in the       `most`, a limit of what is in flight, is what was, or 0.7 of what the path holds
+    round after it                  (5.5.10.2). UP ends, and it gives way
     too much in STARTUP             the bandwidth counts as found, once a round grew less than a quarter (5.3.1.3), and
-                                    `_most` is 1.25 of what the path holds, or what the round delivered
+                                    `most` is 1.25 of what the path holds, or what the round delivered
     too much in DOWN and CRUISE     it gives way, but for the first two rounds, and for two after it has: what they lose
                                     was sent before (RFC 9002 section 7.3.2 has recovery periods for that)
     more than noise in DOWN and     others fill the queue, in which it may have little: it gives way once in a cycle
@@ -64,19 +64,6 @@ When a loss is congestion, `congestion_signs` says: more than noise was lost, or
     more than noise in UP           this UP is the last, whatever it brought: who goes on takes it from those who give
                                     way to losses. (Three in a row took 0.7 of a path to 0.97 beside NewReno, which had
                                     halved its window each time.)
-    giving way, and no queue        after four rounds of this REFILL, where the path by itself loses so much that
-                                    NewReno would have less than a fifth of it: then nobody else was there, and noise
-                                    was taken for congestion. After 8, 16 ... rounds where such a look ended with giving
-                                    way again; after four again once a cycle did without. (Of a path that loses 1 % in
-                                    bursts of eight it had three quarters for seconds, without a queue)
-    giving way                      `_slow`, a limit of the bandwidth, is 0.75 of it until REFILL, which then believes
-                                    in no more than that: UP finds out anew what there is. (The draft's bounds of
-                                    5.5.10.3 do not go below what was delivered, and are lifted without having taught
-                                    anything: with them a flow beside CUBIC, on a queue of a quarter of the path, kept
-                                    86 %)
-
-Connections of one host that leave by one line believe in no more together than the line has carried: `access_line` says
-what is more than one's part of that (no section).
 
 Why two flows become alike: what 1.25 of its rate brings a flow is the more the smaller its share is, and UP goes on at
 a tenth more, which one with more than about half of a full path does not get. Giving way takes as much of each in
@@ -86,8 +73,7 @@ Invariants
     The window is never below four datagrams, nor above what `_target` says but by what it was before; the rate is never
     below what sends four datagrams in a round trip (of a millisecond at least). Both are therefore above nothing.
     The same calls with the same chance lead to the same answers.
-    `_most`, `_slow` and `_level` are None where there is no limit. `_slow` is None in STARTUP, DRAIN, REFILL and UP;
-    in STARTUP and RESUME `_level` is none.
+    It has not given way in STARTUP, DRAIN, REFILL and UP; in STARTUP and RESUME mates bind nothing.
     A window that was cut by PROBE_RTT or by persistent congestion comes back by what is acknowledged, no faster.
 
 Failure cases
@@ -99,7 +85,7 @@ Failure cases
     Persistent congestion: nothing that is believed of the path holds any more, save its noise. STARTUP from four
     datagrams.
     A smaller bandwidth: what was delivered before is forgotten within two cycles of probing, about five seconds; until
-    then a queue of one round trip stands, or `_slow` follows the losses.
+    then a queue of one round trip stands, or what it gives follows the losses.
     A memory that is wrong: twice the truth puts at most another content of the path into the queue, for two rounds, and
     half of it is left by UP and STARTUP.
     Another path: a new controller, by recovery.
@@ -108,11 +94,11 @@ Failure cases
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from quicoll_transport.quic.congestion_signs import CongestionSigns
+from quicoll_transport.quic.limits import Limits, LimitsBefore
 from quicoll_transport.quic.path_memory import KnownPath, RememberedPath
 from quicoll_transport.quic.path_model import PARTS, Aggregation, Bandwidth, Noise, Train
 
@@ -134,11 +120,9 @@ _KEPT = 70  # of a hundred: Beta
 _SAFE = 125  # of a hundred: what STARTUP takes for safe to be in flight where it has lost too much
 _AMPLE = 120  # of a hundred
 _OTHERS = 125  # of a hundred: of the shortest round trip
-_YIELD = 75  # of a hundred
 _CLEARLY = 97  # of a hundred: of what is believed
 _LEAST_CORRECTED = 85  # of a hundred, at a time
 _OWN_ROUNDS = 2  # after UP, DRAIN or giving way, in which what is lost may be that of before
-_HEADROOM = 85  # of a hundred
 _FULL_GROWTH = 125  # of a hundred: a round that brings less has not grown (5.3.1.2)
 _FULL_ROUNDS = 3
 _GROWTH = 110  # of a hundred: with so much more UP goes on
@@ -146,15 +130,12 @@ _WAIT_NS = 2 * _NS  # from one UP to the next, and up to
 _WAIT_SPREAD_NS = _NS  # so much more
 _MOST_WAIT_ROUNDS = 63
 _ROUGH_ROUNDS = 4  # after a train has found the bandwidth
-_CALM_ROUNDS = 4  # after giving way, without a queue; and up to
-_MOST_CALM_ROUNDS = 64
 _LOSSY = 37  # 1.22 packets by five, squared
 _DRAIN_ROUNDS = 3
 _PROBE_RTT_NS = 200 * _MS
 _RESUME_ROUNDS = 2
 _RIGHT = 75  # of a hundred: what has to be delivered of a remembered rate
 _LOW = 120  # of a hundred: where the first UP brings more, the memory was too low
-_MOST_RISE = 4096  # datagrams a round
 
 
 class BbrState(Enum):
@@ -183,14 +164,7 @@ _GAINS = {
 
 _QUIET = (BbrState.DOWN, BbrState.CRUISE, BbrState.REFILL, BbrState.RESUME, BbrState.PROBE_RTT)  # what is lost is noise
 
-
-@dataclass(frozen=True, slots=True)
-class _Before:
-    """What a recovery period may overwrite."""
-
-    state: BbrState
-    most: int | None
-    slow: int | None
+_SEEKING = (BbrState.STARTUP, BbrState.RESUME)  # the rate: mates bound nothing
 
 
 class Bbr:
@@ -211,12 +185,13 @@ class Bbr:
             remembered: What is known of the path, and remembers what this finds out; None: nothing and nobody.
             share: Of the line by which the host's connections leave together; None: it has it alone.
         """
-        self._remembered, self._share = remembered, share
+        self._remembered = remembered
         self._has_asked = remembered is None  # what is remembered
         self._datagram = datagram
         self._draw = draw
         self._window = self._start
         self.noise = Noise()
+        self._limits = Limits(share)
         self._forget()
 
     def _forget(self) -> None:
@@ -227,11 +202,8 @@ class Bbr:
         self.signs = CongestionSigns(self.noise)
         self._clumps = Aggregation()
         self._train = Train()
-        self._before: _Before | None = None
-        # limits of what is believed
-        self._most: int | None = None
-        self._slow: int | None = None
-        self._level: int | None = None
+        self._before: tuple[BbrState, LimitsBefore] | None = None  # what a recovery period may overwrite
+        self._limits.forget()
         # this round
         self._round_began_ns = 0  # by the path's time
         self._round, self._round_end = 0, 0  # how many there were; bytes delivered at which this one is over
@@ -241,13 +213,8 @@ class Bbr:
         self._is_full = False  # STARTUP has found the bandwidth
         self._is_rough = False  # by a train alone, and UP has not looked since
         self._is_probe = False  # what is lost is UP's
-        self._rise, self._rise_credit = 1, 0  # datagrams by which `_most` is raised in a round
-        self._raised = False  # in this round
         self._overfills = False  # UP has lost more than noise
         self._wait_ns, self._waiting_since_ns, self._waiting_since_round = 0, 0, 0
-        self._gave_way_round = 0
-        self._calm_rounds, self._patience = 0, _CALM_ROUNDS  # without a queue, and how many of them are awaited
-        self._is_hasty = False  # this cycle began because there was none
         self._tested, self._measured = 0, 0  # RESUME: bytes delivered at which it began, and the best rate since
         self._is_resumed = False  # UP is the first after RESUME
         self._quiet_until_ns: int | None = None  # PROBE_RTT: since no more is in flight than it allows, and until then
@@ -289,15 +256,12 @@ class Bbr:
     @property
     def _bounded(self) -> int:
         """The bandwidth as it may be used."""
-        if self._level is None or self.state is BbrState.STARTUP or self.state is BbrState.RESUME:
-            return self._claim
-        return min(self._claim, self._level)
+        return self._limits.bounded(self.bandwidth.value)
 
     @property
     def _claim(self) -> int:
         """The bandwidth as its own path lets it be used."""
-        bandwidth = self.bandwidth.value
-        return bandwidth if self._slow is None else min(bandwidth, self._slow)
+        return self._limits.claim(self.bandwidth.value)
 
     def _contents(self, bandwidth: int) -> int:
         """Return what the path holds without a queue."""
@@ -313,18 +277,13 @@ class Bbr:
             target += self._clumps.extra + _BURSTS * (bandwidth * _BURST_NS // _NS)
         if self.state is BbrState.UP:
             target += 2 * self._datagram
-        if (most := self._most) is not None:
-            if self.state in (BbrState.DOWN, BbrState.CRUISE, BbrState.PROBE_RTT):
-                most = most * _HEADROOM // 100
-            target = min(target, most)
-        return max(target, self._least)
+        return max(self._limits.window(target, steady=self._is_steady or self.state is BbrState.PROBE_RTT), self._least)
 
     # -- what it is told ---------------------------------------------------------------------------------------------
 
     def on_sent(self, nbytes: int, in_flight: int, now_ns: int) -> None:
         """See Controller."""
-        if self._share is not None and in_flight > self._least:
-            self._share.on_sent(now_ns)
+        self._limits.on_sent(in_flight, now_ns, few=in_flight <= self._least)
         until_ns = self._quiet_until_ns
         if not in_flight and until_ns is not None and now_ns >= until_ns:
             self._leave_probe_rtt(now_ns)
@@ -355,9 +314,9 @@ class Bbr:
         if sample.prior_delivered >= self._round_end:
             self._end_round(sample)
         self._advance(sample)
-        if self._share is not None and (trip_ns := self.signs.shortest.value_ns) is not None:
+        if (trip_ns := self.signs.shortest.value_ns) is not None:
             claim = 0 if self.state is BbrState.STARTUP else self._claim
-            self._level = self._share.on_acked(claim, sample.rate, trip_ns, now_ns, app_limited=sample.app_limited)
+            self._limits.share(claim, trip_ns, sample, bound=self.state not in _SEEKING)
         if due and self.state is not BbrState.PROBE_RTT and sample.in_flight:
             self._go(BbrState.PROBE_RTT)
             self._quiet_until_ns = None
@@ -366,31 +325,31 @@ class Bbr:
     def on_lost(self, sample: LossSample) -> None:
         """See Controller."""
         if sample.begins_period:
-            self._before = _Before(self.state, self._most, self._slow)
+            self._before = self.state, self._limits.before()
         self.signs.on_lost(sample.lost, sample.prior_in_flight)
         if self.state is BbrState.RESUME and self._is_too_much(sample.prior_in_flight):
             self._end_resume(sample.now_ns, is_right=False)
         if self._is_probe and self._is_too_much(sample.prior_in_flight):
             self._is_probe = False
-            self._most = max(sample.prior_in_flight, self._contents(self._bounded) * _KEPT // 100, self._least)
+            kept = self._contents(self._bounded) * _KEPT // 100
+            self._limits.lose(max(sample.prior_in_flight, kept, self._least))
             if self.state is BbrState.UP:
                 self._go_down(sample.now_ns)
             if self._is_steady:
-                self._give_way()
+                self._limits.give_way(self.bandwidth.value, self._round)
 
     def on_spurious(self, now_ns: int) -> None:
         """See Controller."""
-        before, self._before = self._before, None
-        if before is None:
+        if self._before is None:
             return
+        (state, limits), self._before = self._before, None
         self.signs.lost = 0
-        self._most = _looser(self._most, before.most)
-        self._slow = _looser(self._slow, before.slow)
-        if before.state is BbrState.STARTUP and self.state is not BbrState.PROBE_RTT:
+        self._limits.restore(limits)
+        if state is BbrState.STARTUP and self.state is not BbrState.PROBE_RTT:
             self._is_full, self._full_rounds = False, 0
-            self._slow = None
+            self._limits.end_giving()
             self._go(BbrState.STARTUP)
-        elif before.state is BbrState.UP and self.state in (BbrState.DOWN, BbrState.CRUISE):
+        elif state is BbrState.UP and self.state in (BbrState.DOWN, BbrState.CRUISE):
             self._go_up(now_ns)
 
     def on_persistent_congestion(self, now_ns: int) -> None:
@@ -428,10 +387,10 @@ class Bbr:
 
     def _is_others(self, *, too_much: bool) -> bool:
         """Return whether what a round has lost asks to give way to others."""
-        since = max(self._waiting_since_round, self._gave_way_round)
+        since = max(self._waiting_since_round, self._limits.gave_way_round)
         if not self._is_steady or self._round - since < _OWN_ROUNDS:
             return False
-        if too_much or self._slow is not None:
+        if too_much or self._limits.has_given_way:
             return too_much
         return self.signs.is_more_than_noise(self._datagram)
 
@@ -446,10 +405,10 @@ class Bbr:
             self._check_full(sample, too_much=too_much)
             self._tell(sample.now_ns)
         elif self._is_others(too_much=too_much):
-            self._give_way()
+            self._limits.give_way(self.bandwidth.value, self._round)
         elif self.state is BbrState.CRUISE and not sample.app_limited and self.signs.has_standing_queue():
             self._correct(sample.path_ns)
-        self._calm_rounds = 0 if self.signs.has_queue() else self._calm_rounds + (not sample.app_limited)
+        self._limits.on_round(queue=self.signs.has_queue(), limited=sample.app_limited)
         self._round_began_ns = sample.path_ns
         self._round += 1
         self._round_end = sample.delivered
@@ -464,13 +423,11 @@ class Bbr:
         elif self.state is BbrState.RESUME:
             self._check_resume(sample, too_much=too_much)
         elif self.state is BbrState.UP:
-            if self._raised:
-                self._rise = min(2 * self._rise, _MOST_RISE)
+            raised = self._limits.end_up_round()
             if rounds >= 2 and self._is_busy(sample):
-                self._check_up(sample.now_ns)
-            elif not self._raised:
+                self._check_up(sample.now_ns, raised=raised)
+            elif not raised:
                 self._pace_gain = 100
-            self._raised = False
 
     def _correct(self, path_ns: int) -> None:
         """Believe in what a round has delivered that had a queue throughout, where that is clearly less."""
@@ -482,13 +439,6 @@ class Bbr:
             self.bandwidth.cut(max(passed, self._bounded * _LEAST_CORRECTED // 100, 1))
             self._go(BbrState.DOWN)
 
-    def _give_way(self) -> None:
-        if self._is_hasty:
-            self._patience, self._is_hasty = min(2 * self._patience, _MOST_CALM_ROUNDS), False
-        self._calm_rounds = 0
-        self._gave_way_round = self._round
-        self._slow = max(self._bounded * _YIELD // 100, 1)
-
     def _check_full(self, sample: AckSample, *, too_much: bool) -> None:
         """End STARTUP where the bandwidth grows no more: for three rounds, or one that has lost too much."""
         if self.bandwidth.value * 100 >= self._full * _FULL_GROWTH and self.bandwidth.value:
@@ -497,7 +447,7 @@ class Bbr:
             self._full_rounds += 1
             if too_much:
                 safe = self._contents(self.bandwidth.value) * _SAFE // 100
-                self._most = max(safe, self.signs.acked, self._least)
+                self._limits.most = max(safe, self.signs.acked, self._least)
             if too_much or self._full_rounds >= _FULL_ROUNDS:
                 self._is_full = True
                 self._go(BbrState.DRAIN)
@@ -514,14 +464,14 @@ class Bbr:
             self._is_full = self._is_rough = True
             self._go(BbrState.DRAIN)
 
-    def _check_up(self, now_ns: int) -> None:
+    def _check_up(self, now_ns: int, *, raised: bool) -> None:
         """End UP where it brings nothing more; called when a round of its own packets was acknowledged."""
         bandwidth = self.bandwidth.value
         resumed, self._is_resumed = self._is_resumed, False
         if resumed and bandwidth * 100 >= self._full * _LOW and not self.signs.has_queue():
             self._is_full, self._full, self._full_rounds, self._is_probe = False, bandwidth, 0, False
             self._go(BbrState.STARTUP)
-        elif not self._overfills and (bandwidth * 100 >= self._full * _GROWTH or self._raised):
+        elif not self._overfills and (bandwidth * 100 >= self._full * _GROWTH or raised):
             self._full = bandwidth
             self._go(BbrState.UP)
         else:
@@ -578,16 +528,13 @@ class Bbr:
         But where the round trip is longer than that queue makes it, the queue is others', and what fills the path
         without one is too little. (A flow that had come to five packets beside CUBIC stayed there for ever.)
         """
-        most = self._most
+        most = self._limits.most
         if most is None or self._window < most or not sample.fills(self._window, slow_start=False):
             return
         is_alone = sample.smoothed_ns * 100 <= (self.signs.shortest.value_ns or 0) * _OTHERS
         if is_alone and most * 100 >= self._contents(self.bandwidth.value) * _AMPLE:
             return
-        self._raised = True
-        self._rise_credit += self._rise * self._datagram * sample.acked
-        self._most = most + self._rise_credit // most
-        self._rise_credit %= most
+        self._limits.raise_most(sample, self._datagram)
 
     # -- states ------------------------------------------------------------------------------------------------------
 
@@ -595,6 +542,8 @@ class Bbr:
         self.state = state
         self._pace_gain, self._window_gain = _GAINS[state]
         self._since_round = self._round
+        if state in _SEEKING:
+            self._limits.unbind()
 
     def _go_down(self, now_ns: int) -> None:
         """Begin a cycle of probing."""
@@ -607,9 +556,8 @@ class Bbr:
 
     def _go_up(self, now_ns: int) -> None:
         self._full = self.bandwidth.value
-        self._rise, self._rise_credit = 1, 0
         self._is_probe, self._overfills, self._is_rough = True, False, False
-        self._slow = None
+        self._limits.begin_up()
         self._go(BbrState.UP)
 
     def _advance(self, sample: AckSample) -> None:
@@ -623,9 +571,7 @@ class Bbr:
                 self._go_down(now_ns)
         elif state is BbrState.DOWN or state is BbrState.CRUISE:
             if self._is_time_to_probe(sample):
-                if self._slow is not None:
-                    self.bandwidth.cut(self._slow)
-                self._slow = None
+                self._limits.end_cycle(self.bandwidth)
                 self._go(BbrState.REFILL)
                 self._round_end = sample.delivered
             elif state is BbrState.DOWN and rounds >= 1 and (rounds >= _DRAIN_ROUNDS or self._is_drained(sample)):
@@ -639,14 +585,12 @@ class Bbr:
         waited = self._round - self._waiting_since_round
         if self._is_rough and waited >= _ROUGH_ROUNDS and not sample.app_limited and not self.signs.has_queue():
             return True
-        if self._slow is not None and self._calm_rounds >= self._patience and self._is_lossy():
-            self._is_hasty = True
+        if self._is_lossy() and self._limits.may_look_again():
             return True
         rounds = min(self._contents(self._bounded) // self._datagram, _MOST_WAIT_ROUNDS)
         if sample.now_ns - self._waiting_since_ns < self._wait_ns and waited < max(rounds, 2):
             return False
-        if self._slow is None:
-            self._patience, self._is_hasty = _CALM_ROUNDS, False
+        self._limits.end_wait()
         return True
 
     def _is_lossy(self) -> bool:
@@ -689,8 +633,3 @@ class Bbr:
         if self.state is BbrState.PROBE_RTT:
             self._window = min(self._window, target)
         self._window = max(self._window, self._least)
-
-
-def _looser(one: int | None, other: int | None) -> int | None:
-    """Return the higher of two limits."""
-    return None if one is None or other is None else max(one, other)
