@@ -27,7 +27,7 @@ _MYPY = f"""
 [mypy]
 follow_imports = silent
 
-[{",".join(f"mypy-{name}.*" for name in _SKIPPED)}]
+[mypy-{",".join(f"{name}.*" for name in _SKIPPED)}]
 follow_imports = skip
 """
 
@@ -37,7 +37,7 @@ from mypyc.build import mypycify
 from setuptools import setup
 
 files = ["--config-file", "mypy.ini", *{files!r}]
-modules = mypycify(files, opt_level="1", debug_level="0", group_name="quicoll")
+modules = mypycify(files, opt_level="1", debug_level="0", group_name="quicoll", multi_file=True)
 setup(name="quicoll", packages=[], ext_modules=modules)
 """
 

@@ -112,8 +112,11 @@ def piece(work: Callable[[int], float], times: int) -> tuple[float, float]:
 def beside(
     group: quicoll.blocking.Group, tensor: np.ndarray, out: np.ndarray, work: Callable[[int], float], times: int
 ) -> dict[str, float]:
-    """One round: pieces alone, the operation alone, and both."""
-    alone = [piece(work, times) for _ in range(ALONE)]
+    """One round: pieces alone, the operation alone, both, and pieces alone once more.
+
+    Before and after, since the machine's own speed moves by more than what is looked for, within a second.
+    """
+    alone = [piece(work, times) for _ in range(ALONE // 2)]
     group.barrier()
     began = time.perf_counter()
     group.all_reduce(tensor, out=out)
@@ -128,6 +131,7 @@ def beside(
     took = time.perf_counter() - began
     engine = engine_seconds() - engine
     handle.wait()
+    alone += [piece(work, times) for _ in range(ALONE // 2)]
     wall, cpu = sum(each[0] for each in pieces), sum(each[1] for each in pieces)
     return {
         "slowdown": wall / len(pieces) / statistics.mean(each[0] for each in alone) - 1,

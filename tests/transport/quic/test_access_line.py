@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from acknowledged import acknowledged
 
 from quicoll_transport.quic.access_line import AccessLine, AccessShare
-from quicoll_transport.quic.controller import AckSample
 
 MS = 1_000_000
 S = 1_000_000_000
@@ -25,21 +25,8 @@ class Host:
         self, share: AccessShare, claim: int, rate: int, *, in_flight: int = 0, app_limited: bool = False, wait: int = 0
     ) -> int | None:
         """Let what a millisecond carries arrive; return the level."""
-        sample = AckSample(
-            now_ns=self.now,
-            path_ns=self.now - wait,
-            acked=rate,
-            fresh=rate,
-            prior_in_flight=in_flight + rate,
-            in_flight=in_flight,
-            delivered=0,
-            prior_delivered=0,
-            rate=None,
-            app_limited=app_limited,
-            rtt_ns=self.rtt,
-            smoothed_ns=self.rtt,
-            min_ns=self.rtt,
-            sent_ns=self.now - self.rtt,
+        sample = acknowledged(
+            self.now, rate, rtt_ns=self.rtt, in_flight=in_flight, wait_ns=wait, app_limited=app_limited
         )
         share.on_acked(claim * K, self.rtt, sample)
         level = share.level(self.now)

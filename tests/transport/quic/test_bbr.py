@@ -6,12 +6,13 @@ import itertools
 import random
 
 import pytest
+from acknowledged import acknowledged
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from recovery_link import MS
 
 from quicoll_transport.quic.bbr import Bbr, BbrState
-from quicoll_transport.quic.controller import AckSample, LossSample
+from quicoll_transport.quic.controller import LossSample
 from quicoll_transport.quic.path_memory import KnownPath, PathMemory, RememberedPath
 
 fixed = settings(derandomize=True, deadline=None, max_examples=100)
@@ -44,21 +45,15 @@ class Driven:
             self.lose(lost, flight=acked + lost)
         before, self.delivered = self.delivered, self.delivered + acked
         self.bbr.on_acked(
-            AckSample(
-                now_ns=self.now,
-                path_ns=self.now,
-                acked=acked,
-                fresh=acked,
-                prior_in_flight=acked + flight,
+            acknowledged(
+                self.now,
+                acked,
+                rtt_ns=rtt,
                 in_flight=flight,
                 delivered=self.delivered,
                 prior_delivered=before,
                 rate=rate,
                 app_limited=limited,
-                rtt_ns=rtt,
-                smoothed_ns=rtt,
-                min_ns=rtt,
-                sent_ns=self.now - rtt,
             )
         )
         self._look()
@@ -107,25 +102,16 @@ def arrives(driven: Driven, left_ns: int, arrived_ns: int, *, packets: int = 200
         driven.delivered += SIZE
         sent = begin + left_ns * at // packets
         before = driven.delivered - (at + 1) * SIZE
-        rtt = driven.now - sent
-        bbr.on_acked(
-            AckSample(
-                driven.now,
-                driven.now,
-                SIZE,
-                SIZE,
-                CONTENTS,
-                CONTENTS,
-                driven.delivered,
-                before,
-                None,
-                False,
-                rtt,
-                rtt,
-                RTT,
-                sent,
-            )
+        sample = acknowledged(
+            driven.now,
+            SIZE,
+            rtt_ns=driven.now - sent,
+            in_flight=CONTENTS - SIZE,
+            delivered=driven.delivered,
+            prior_delivered=before,
+            min_ns=RTT,
         )
+        bbr.on_acked(sample)
         driven._look()
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+from acknowledged import acknowledged
+
 from quicoll_transport.quic.access_line import AccessLine
-from quicoll_transport.quic.controller import AckSample
 from quicoll_transport.quic.limits import Limits
 from quicoll_transport.quic.path_model import Bandwidth
 
@@ -14,23 +17,7 @@ RATE = 1_000_000
 SIZE = 1000
 
 
-def sample(now_ns: int, acked: int, *, in_flight: int = 20_000) -> AckSample:
-    return AckSample(
-        now_ns=now_ns,
-        path_ns=now_ns,
-        acked=acked,
-        fresh=acked,
-        prior_in_flight=in_flight + acked,
-        in_flight=in_flight,
-        delivered=0,
-        prior_delivered=0,
-        rate=None,
-        app_limited=False,
-        rtt_ns=RTT,
-        smoothed_ns=RTT,
-        min_ns=RTT,
-        sent_ns=now_ns - RTT,
-    )
+sample = partial(acknowledged, rtt_ns=RTT, in_flight=20_000)
 
 
 class Mates:
