@@ -107,8 +107,8 @@ class NetworkModel:
 
 
 def quantised(value: int) -> int:
-    """Return the next power of two, at least 1."""
-    return 1 << max(0, value - 1).bit_length()
+    """Return the next power of two; 0 for 0, which is not known."""
+    return 1 << (value - 1).bit_length() if value > 0 else 0
 
 
 def agreed(measured: Sequence[Sequence[int]], sites: Sequence[int]) -> NetworkModel:
@@ -119,7 +119,9 @@ def agreed(measured: Sequence[Sequence[int]], sites: Sequence[int]) -> NetworkMo
             as `quantised` returns them.
         sites: A number for each rank.
     Returns:
-        The elementwise maximum, of both directions.
+        The elementwise maximum, of both directions. A path whose rate neither end knows is as fast as the fastest that
+        is known of its kind, within a site or between two, through no memory: one that was not asked yet is neither
+        avoided nor preferred.
     Raises:
         LocalError: A row has the wrong length or a value out of bounds.
     """
@@ -129,9 +131,15 @@ def agreed(measured: Sequence[Sequence[int]], sites: Sequence[int]) -> NetworkMo
     ranks = range(world)
     latency = [[max(1, measured[a][b], measured[b][a]) / 1e6 if a != b else 0.0 for b in ranks] for a in ranks]
     rate = [[max(measured[a][world + b], measured[b][world + a]) for b in ranks] for a in ranks]
+    fastest = [0, 0]  # between two sites, and within one
+    for a in ranks:
+        for b in ranks:
+            if rate[a][b] != MEMORY_RATE:
+                near = sites[a] == sites[b]
+                fastest[near] = max(fastest[near], rate[a][b])
     return NetworkModel(
         tuple(map(tuple, latency)),
-        tuple(tuple(float(value or _DEFAULT_RATE) for value in row) for row in rate),
+        tuple(tuple(float(rate[a][b] or fastest[sites[a] == sites[b]] or _DEFAULT_RATE) for b in ranks) for a in ranks),
         normal_sites(sites, world),
     )
 

@@ -350,7 +350,19 @@ def test_the_delivery_rate_is_what_arrived_over_the_time_it_took() -> None:
         (10_000, 20_000),
         (10_000, 30_000),
     ]
+    assert [sample.app_limited for sample in samples] == [True, False, False], "the first flight of a path is limited"
     assert recovery.delivery_rate == 100_000
+
+
+def test_of_a_path_that_carried_the_end_of_a_handshake_alone_no_rate_is_known() -> None:
+    recovery = recovery_of()
+    send(recovery, 0, 1, 0)
+    recovery.on_ack([(0, 1)], 0, RTT)
+    assert recovery.delivery_rate is None
+    recovery.on_new_path(Recorder(), rtt_ns=RTT)
+    send(recovery, 1, 2, 2 * RTT)
+    recovery.on_ack([(1, 2)], 0, 3 * RTT)
+    assert recovery.delivery_rate is None
 
 
 def test_samples_while_there_was_nothing_to_send_are_marked() -> None:
@@ -373,8 +385,8 @@ def test_a_heartbeat_on_an_idle_connection_is_limited_however_often_it_comes() -
         recovery.on_app_limited()
         recovery.on_ack([(0, at + 1)], 0, at * 1000 * RTT + RTT)
     samples = [sample for sample in recorder.told if isinstance(sample, AckSample)]
-    assert [sample.app_limited for sample in samples[1:]] == [True] * 3
-    assert recovery.delivery_rate == 10_000, "only the first, before anything was known of the application"
+    assert [sample.app_limited for sample in samples] == [True] * 4
+    assert recovery.delivery_rate is None
 
 
 def test_after_a_silence_the_first_flight_is_limited_and_the_next_is_not() -> None:

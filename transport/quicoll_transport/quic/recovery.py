@@ -187,7 +187,7 @@ class LossRecovery(Generic[Item]):
         self._peer_clock = PeerClock()
         # delivery rate
         self._delivered = self._delivered_ns = self._began_ns = 0
-        self._limited_until = -1  # of `_delivered`: until then, samples are limited by the application
+        self._limited_until = 0  # of `_delivered`: until then, samples are limited by the application
         self._rates: deque[int] = deque(maxlen=_RATES)
 
     @property
@@ -228,9 +228,9 @@ class LossRecovery(Generic[Item]):
     def on_app_limited(self) -> None:
         """There is nothing more to send, though the window has room: what follows says little about the path.
 
-        Until more was acknowledged than is in flight now. So the first flight after a silence is limited as well: its
-        bytes are counted over a whole round trip in which little was delivered. (A heartbeat once a second would pass
-        for a path of twenty bytes a second.)
+        Until more was acknowledged than is in flight now. So the first flight after a silence, or of a path, is limited
+        as well: its bytes are counted over a whole round trip in which little was delivered. (A heartbeat once a second
+        would pass for a path of twenty bytes a second, and the end of a handshake for one of three thousand.)
         """
         self._limited_until = self._delivered + self.in_flight
 
@@ -297,7 +297,7 @@ class LossRecovery(Generic[Item]):
         self._period_ns, self._period_before_ns, self._period_lost = -1, -1, 0
         self._stretch = self._first_sample_ns = self._shortest_ns = None
         self._peer_clock = PeerClock()
-        self._limited_until = -1
+        self._limited_until = self._delivered
         self._rates.clear()
 
     # -- what has arrived ------------------------------------------------------------------------------------------
