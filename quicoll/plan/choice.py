@@ -59,6 +59,7 @@ def choose(
     wide_itemsize: int = 4,
     loose: int = 1,
     root: int = 0,
+    thrifty: bool = False,
 ) -> str:
     """Choose the cheapest algorithm.
 
@@ -78,6 +79,8 @@ def choose(
         wide_itemsize: Bytes of an element of a reduction's accumulator.
         loose: As in `quicoll.plan.reductions`.
         root: Where there is one.
+        thrifty: A wire format was asked for, and so fewer bytes: between more than two ranks nothing is exchanged,
+            which saves a delay and sends the most.
     Returns:
         The algorithm's name.
     Raises:
@@ -95,7 +98,8 @@ def choose(
             return "hierarchical"
         return "tree" if nbytes <= MIN_SHARE_BYTES and _levels_pay(network) else known[0]
     size = 1 << (nbytes - 1).bit_length()
-    return _choose(op, world, size, leaves, numbered, network, chunk_bytes, (itemsize, wide_itemsize, loose, root))
+    item = itemsize, wide_itemsize, loose, root
+    return _choose(op, world, size, leaves, numbered, network, chunk_bytes, item, thrifty and world > 2)
 
 
 def has_choice(op: str, world: int, nbytes: int, sites: Sequence[int]) -> bool:
@@ -121,12 +125,13 @@ def _choose(
     network: NetworkModel,
     chunk_bytes: int,
     item: tuple[int, int, int, int],
+    thrifty: bool,
 ) -> str:
     best = ("", float("inf"))
     for algorithm in _KNOWN[op]:
         if algorithm == "hierarchical" and max(sites) == 0:
             continue  # it is direct then
-        if algorithm == "exchange" and nbytes > _EXCHANGE_BYTES:
+        if algorithm == "exchange" and (thrifty or nbytes > _EXCHANGE_BYTES):
             continue
         seconds = predict(_sketch(op, algorithm, world, nbytes, leaves, sites, chunk_bytes, item), network).seconds
         if seconds < best[1]:

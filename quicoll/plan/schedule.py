@@ -177,6 +177,7 @@ class Schedule:
         wide_itemsize: Bytes of an element of the accumulator; 0 likewise.
         loose: As in `ElementFormat`; 0 likewise.
         combine: As `ElementFormat.combine_rate`.
+        thrifty: Whether a wire format was asked for; see `quicoll.plan.choice`.
     """
 
     collective: str
@@ -189,6 +190,7 @@ class Schedule:
     wide_itemsize: int = 0
     loose: int = 0
     combine: float | None = None
+    thrifty: bool = False
     _last: dict[tuple[int, str], tuple[NetworkModel | None, plan.Plan]] = field(
         default_factory=dict, init=False, repr=False
     )
@@ -333,6 +335,7 @@ class Schedule:
             wide_itemsize=self.wide_itemsize or self.itemsize,
             loose=self.loose or 1,
             root=self.sizes.get("root", 0),
+            thrifty=self.thrifty,
         )
 
 
@@ -385,6 +388,7 @@ def reduction(
         wide_itemsize=how.acc.itemsize,
         loose=how.loose if how.exact or how.form is not None else 0,
         combine=how.combine_rate,
+        thrifty=how.form is not None,
     )
 
 

@@ -27,6 +27,15 @@ def test_few_bytes_over_a_long_way_are_exchanged_many_go_by_sites_and_on_one_sit
     assert choose("all_reduce", 24, 64, 24, many.sites, many) == "tree"
 
 
+def test_with_a_wire_format_nothing_is_exchanged_but_between_two_ranks() -> None:
+    """It sends p - 1 times what a rank has, instead of less than twice, and who names a format wants fewer bytes."""
+    for world, taken in ((2, "exchange"), (4, "direct")):
+        far = NetworkModel.between((0,) * world, latency=25 * MS, rate=1.25e8)
+        for thrifty, name in ((False, "exchange"), (True, taken)):
+            chosen = choose("all_reduce", world, 30_000, world, far.sites, far, itemsize=1, thrifty=thrifty)
+            assert chosen == name, (world, thrifty)
+
+
 @pytest.mark.parametrize("op", ["all_reduce", "reduce_scatter"])
 def test_where_ranks_share_hosts_much_goes_across_once(op: str) -> None:
     hosts = NetworkModel.between((0, 0, 1, 1), latency=1e-4, rate=MEMORY_RATE, far_latency=2e-4, far_rate=1.25e8)
