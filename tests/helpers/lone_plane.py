@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quicoll_transport.net.runs import DatagramRun
+from quicoll_transport.quic.arrival_line import ArrivalLine
 from quicoll_transport.quic.frame_reader import read_frames
 from quicoll_transport.quic.handshake import Handover
 from quicoll_transport.quic.keys import AES_128_GCM_SHA256, KeyPhases, Keys
@@ -46,7 +47,14 @@ class LonePlane:
     """See the module's head. It reads all streams but those in `unread`; resets: streams that were given up."""
 
     def __init__(
-        self, *, is_client: bool = False, size: int = 1200, most: int = 1200, ours: int = 0, trace: Any = None
+        self,
+        *,
+        is_client: bool = False,
+        size: int = 1200,
+        most: int = 1200,
+        ours: int = 0,
+        trace: Any = None,
+        arrivals: ArrivalLine | None = None,
     ) -> None:
         parameters = TransportParameters(
             max_idle_timeout=30_000,
@@ -96,6 +104,7 @@ class LonePlane:
             reader=self,
             controller=NewReno,
             mtu=lambda: PathMtu(base=size, most=most),
+            arrivals=(ArrivalLine() if arrivals is None else arrivals).join(),
             key_packets=1 << 22,
             forged_packets=1 << 52,
             initial_rtt_ns=10 * MS,

@@ -12,6 +12,7 @@ from aioquic.quic import events
 from aioquic.quic.connection import QuicConnection
 
 from quicoll_transport.net.runs import DatagramRun, joined
+from quicoll_transport.quic.arrival_line import ArrivalLine
 from quicoll_transport.quic.connection_ids import reset_token
 from quicoll_transport.quic.handshake import Handshake, handshake_configuration
 from quicoll_transport.quic.mtu import PathMtu
@@ -129,6 +130,7 @@ class PlanePeer:
                 reader=self,
                 controller=self.controller,
                 mtu=self.begin_search,
+                arrivals=ArrivalLine().join(),
                 key_packets=self.config.key_packets,
                 forged_packets=self.config.forged_packets,
                 initial_rtt_ns=self.config.initial_rtt_ns,

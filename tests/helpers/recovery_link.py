@@ -20,6 +20,7 @@ from quicoll_transport.quic.pacer import Pacer
 from quicoll_transport.quic.recovery import LossRecovery, PacketRun
 
 if TYPE_CHECKING:
+    from quicoll_transport.quic.arrival_line import ArrivalShare
     from quicoll_transport.quic.controller import Controller
 
 DATAGRAM = 1452
@@ -126,7 +127,8 @@ class Transfer:
     """`packets` packets from one end to the other; `run` returns the nanoseconds that it took.
 
     arrived: how many have arrived by now. begin_ns: when the first is sent. hosts: who sends, and who receives; None:
-    hosts that have nothing else to do. stamps: whether acknowledgements say when they were sent.
+    hosts that have nothing else to do. stamps: whether acknowledgements say when they were sent. arrivals: what comes
+    to the receiver of this, and what it grants; None: it grants nothing.
     """
 
     def __init__(
@@ -142,8 +144,9 @@ class Transfer:
         begin_ns: int = 0,
         hosts: tuple[BusyHost, BusyHost] | None = None,
         stamps: bool = False,
+        arrivals: ArrivalShare | None = None,
     ) -> None:
-        self._hosts, self._stamps = hosts, stamps
+        self._hosts, self._stamps, self._arrivals = hosts, stamps, arrivals
         self.recovery = recovery(controller, rtt_ns=2 * forth.delay_ns, max_ack_delay_ns=ack_delay_ns)
         self._pacer = Pacer(DATAGRAM, begin_ns) if paced else None
         self.now_ns = 0
@@ -197,13 +200,15 @@ class Transfer:
             if kind == "data":
                 assert isinstance(what, tuple)
                 self.arrived += 1
+                if self._arrivals is not None:
+                    self._arrivals.on_arrived(DATAGRAM, self.recovery.rtt.min_ns, what[1])
                 if self._receiver.receive(what[0], what[1], self.now_ns):
                     self._acknowledge(self.now_ns - what[1])
             elif kind == "begin":
                 pass
             else:
                 assert isinstance(what, tuple)
-                outcome = recovery.on_ack(what[0], what[1], self.now_ns, what[2], what[3])
+                outcome = recovery.on_ack(what[0], what[1], self.now_ns, *what[2:])
                 for run, start, stop in outcome.acked:
                     self._undelivered.difference_update(run.items[0][start - run.first : stop - run.first])
                 self._again(outcome.lost)
@@ -231,7 +236,8 @@ class Transfer:
         if came_ns is not None:
             read_ns, known_ns = self._read(0, came_ns)
             stamp_ns = self.now_ns + _AHEAD_NS if self._stamps else None
-            self._schedule("ack", (ranges, delay_ns, known_ns, stamp_ns), read_ns)
+            grant = None if self._arrivals is None else self._arrivals.grant(self.now_ns)
+            self._schedule("ack", (ranges, delay_ns, known_ns, stamp_ns, grant), read_ns)
 
     def _read(self, end: int, came_ns: int) -> tuple[int, int]:
         """When the sender (0) or the receiver (1) reads what comes at a time, and when it thinks that this came."""

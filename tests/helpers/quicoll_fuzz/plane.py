@@ -19,12 +19,19 @@ from typing import TYPE_CHECKING, Any
 from quicoll_transport.errors import ProtocolError
 from quicoll_transport.net.runs import DatagramRun
 from quicoll_transport.quic import frames as f
+from quicoll_transport.quic.arrival_line import ArrivalLine
 from quicoll_transport.quic.handshake import Handover
 from quicoll_transport.quic.keys import AES_128_GCM_SHA256, Keys
 from quicoll_transport.quic.mtu import PathMtu
 from quicoll_transport.quic.newreno import NewReno
 from quicoll_transport.quic.packets import seal
-from quicoll_transport.quic.parameters import SENDS_PARITY, TAKES_PARITY, TAKES_STAMPS, TransportParameters
+from quicoll_transport.quic.parameters import (
+    SENDS_PARITY,
+    TAKES_GRANTS,
+    TAKES_PARITY,
+    TAKES_STAMPS,
+    TransportParameters,
+)
 from quicoll_transport.quic.plane import Plane
 
 from .command import main
@@ -103,7 +110,7 @@ class PlaneFuzz:
             initial_max_streams_uni=STREAMS,
             active_connection_id_limit=CIDS,
             stateless_reset_token=bytes(16),
-            ours=SENDS_PARITY | TAKES_PARITY | TAKES_STAMPS,
+            ours=SENDS_PARITY | TAKES_PARITY | TAKES_STAMPS | TAKES_GRANTS,
         )
         secrets = rng.randbytes(32), rng.randbytes(32)
         handover = Handover(
@@ -131,6 +138,7 @@ class PlaneFuzz:
             reader=reader,
             controller=NewReno,
             mtu=lambda: PathMtu(base=1200, most=1452),
+            arrivals=ArrivalLine().join(),
             key_packets=rng.choice((20, 1 << 22)),
             forged_packets=rng.choice(self.forged_packets),
             initial_rtt_ns=10 * MS,
@@ -199,8 +207,14 @@ class PlaneFuzz:
                 )
             case 4 | 5 | 6 if self.plane.sender.number or rng.random() > self.care:
                 frame = f.AckFrame(self._ranges(), rng.choice((0, 1, 1000, (1 << 62) - 1)))
+                before = b""
                 if rng.random() < 0.5:
-                    return f.StampFrame(rng.choice((0, self.now // 1000, self._number()))).encode() + frame.encode()
+                    before += f.StampFrame(rng.choice((0, self.now // 1000, self._number()))).encode()
+                if rng.random() < 0.5:
+                    rate = rng.choice((0, 1, 10**6, (1 << 61) - 1))
+                    before += f.GrantFrame(rate, is_full=rng.random() < 0.5).encode()
+                if before:
+                    return before + frame.encode()
             case 7:
                 stream_id = self._stream_id()
                 known = self.plane.inbound._streams.get(stream_id)

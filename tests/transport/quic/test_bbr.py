@@ -7,79 +7,16 @@ import random
 
 import pytest
 from acknowledged import acknowledged
+from driven_bbr import CONTENTS, RATE, RTT, SIZE, Driven, S, cruising
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from recovery_link import MS
 
+from quicoll_transport.quic.arrival_line import Grant
 from quicoll_transport.quic.bbr import Bbr, BbrState
-from quicoll_transport.quic.controller import LossSample
 from quicoll_transport.quic.path_memory import KnownPath, PathMemory, RememberedPath
 
 fixed = settings(derandomize=True, deadline=None, max_examples=100)
-SIZE = 1452
-RATE, RTT = 12_500_000, 40 * MS
-CONTENTS = RATE * RTT // 10**9
-S = 10**9
-
-
-class Driven:
-    """A controller that is told of whole round trips, one by one."""
-
-    def __init__(self, seed: int = 1) -> None:
-        self.bbr = Bbr(SIZE, random.Random(seed).randbytes)
-        self.now = self.delivered = 0
-        self.states = [self.bbr.state]
-
-    def lose(self, nbytes: int, *, flight: int = CONTENTS, begins: bool = True) -> None:
-        self.bbr.on_lost(LossSample(self.now, nbytes, flight, self.now - RTT, begins))
-        self._look()
-
-    def round(
-        self, rate: int = RATE, *, rtt: int = RTT, lost: int = 0, limited: bool = False, flight: int | None = None
-    ) -> None:
-        """The answer to a round trip in which the path delivered at `rate`; `flight`: what is in flight after it."""
-        self.now += rtt
-        acked = max(rate * rtt // S - lost, SIZE)
-        flight = acked if flight is None else flight
-        if lost:
-            self.lose(lost, flight=acked + lost)
-        before, self.delivered = self.delivered, self.delivered + acked
-        self.bbr.on_acked(
-            acknowledged(
-                self.now,
-                acked,
-                rtt_ns=rtt,
-                in_flight=flight,
-                delivered=self.delivered,
-                prior_delivered=before,
-                rate=rate,
-                app_limited=limited,
-            )
-        )
-        self._look()
-
-    def _look(self) -> None:
-        if self.states[-1] is not self.bbr.state:
-            self.states.append(self.bbr.state)
-
-    def until(self, state: BbrState, *, rounds: int = 200, rate: int = RATE, rtt: int = RTT) -> None:
-        """Go on, each round as the one before, until a state is there."""
-        for _ in range(rounds):
-            if self.bbr.state is state:
-                return
-            self.round(rate, rtt=rtt)
-        raise AssertionError(f"{state} did not come; {self.states}")
-
-    def paced(self) -> int:
-        rate = self.bbr.rate(RTT)
-        assert rate is not None
-        return rate
-
-
-def cruising() -> Driven:
-    driven = Driven()
-    driven.until(BbrState.CRUISE)
-    return driven
 
 
 def test_startup_begins_with_forty_datagrams_and_sends_them_in_an_eighth_of_a_round_trip() -> None:
@@ -574,19 +511,20 @@ def test_clumps_of_acknowledgements_leave_room_for_what_comes_between_them() -> 
             st.integers(0, 10**11),  # bytes a second
             st.integers(1, 2 * 10**9),  # round trip
             st.booleans(),
+            st.none() | st.builds(Grant, st.integers(0, (1 << 61) - 1), st.booleans()),
         ),
         max_size=60,
     ),
 )
 def test_window_and_rate_are_within_bounds_and_the_same_again_whatever_is_told(
-    seed: int, calls: list[tuple[str, int, int, bool]]
+    seed: int, calls: list[tuple[str, int, int, bool, Grant | None]]
 ) -> None:
     def run() -> list[tuple[int, int]]:
         driven, size, answers = Driven(seed), SIZE, []
-        for kind, rate, rtt, flag in calls:
+        for kind, rate, rtt, flag, grant in calls:
             before, bbr = driven.bbr.window, driven.bbr
             if kind == "ack":
-                driven.round(rate, rtt=rtt, limited=flag)
+                driven.round(rate, rtt=rtt, limited=flag, grant=grant)
                 acked = max(rate * rtt // S, SIZE)
                 assert bbr.window <= max(before + acked, 4 * size), "it grows by no more than what arrives"
             elif kind == "lost":

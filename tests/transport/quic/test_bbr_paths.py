@@ -11,6 +11,7 @@ import pytest
 from recovery_link import DATAGRAM, MS, BusyHost, Line, Transfer, run_together
 
 from quicoll_transport.quic.access_line import AccessLine
+from quicoll_transport.quic.arrival_line import ArrivalLine
 from quicoll_transport.quic.bbr import Bbr
 from quicoll_transport.quic.cubic import Cubic
 from quicoll_transport.quic.newreno import NewReno
@@ -260,6 +261,121 @@ def test_three_connections_of_a_host_leave_others_their_part_and_have_theirs(oth
     assert sum(parts[1:]) * 4 > sum(parts), "nor has the host less than a quarter"
     assert min(parts[1:]) * 3 > max(parts[1:]) * 2, "the three are alike"
     assert sum(parts) * DATAGRAM > 0.9 * RATE * 20
+
+
+def strangers(seed: int, *, granted: bool, queue: float = 1.0, loss: float = 0.001, count: int = 3) -> list[float]:
+    """Six operations of flows of several hosts to one receiver, each over what the line there takes for all of them.
+
+    Two of them have had it to themselves before, one after the other. granted: whether the receiver grants each of them
+    a part.
+    """
+    rtt, arrivals = 50 * MS, ArrivalLine()
+    line = bottleneck(queue, loss=loss, rtt=rtt, seed=seed)
+    flows = []
+    for i in range(count):
+        controller = Bbr(DATAGRAM, random.Random(seed * 10 + i).randbytes, None, AccessLine().join())
+        back, share = Line(7 + i, delay_ns=rtt // 2), arrivals.join() if granted else None
+        flow = Transfer(2, controller, line, back, paced=True, ack_delay_ns=5 * MS, stamps=True, arrivals=share)
+        flows.append(flow)
+    now_ns = 0
+    for flow, packets in zip(flows, (2000, 600, *(2,) * (count - 2)), strict=True):
+        flow.now_ns = now_ns
+        flow.ask(packets)
+        now_ns = flow.run() + rtt
+    packets, ratios = 3600 // count, []
+    for _ in range(6):
+        for flow in flows:
+            flow.now_ns = now_ns
+            flow.ask(packets)
+        run_together(flows, now_ns + 20 * S)
+        end_ns = max(flow.now_ns for flow in flows)
+        ratios.append((end_ns - now_ns) / (count * packets * DATAGRAM * S / RATE + rtt))
+        now_ns = end_ns + rtt
+    return ratios
+
+
+@pytest.mark.parametrize(("queue", "loss", "most"), [(1.0, 0.001, 1.1), (0.25, 0.001, 1.25), (1.0, 0.02, 1.2)])
+def test_a_receiver_has_strangers_share_its_line(queue: float, loss: float, most: float) -> None:
+    """Without its grants each has what it found by chance, and the operation ends with who found least."""
+    apart, together = (
+        [ratio for seed in (1, 2) for ratio in strangers(seed, granted=granted, queue=queue, loss=loss)]
+        for granted in (False, True)
+    )
+    assert mean(together) < most
+    assert mean(together) < mean(apart) - 0.08
+    assert max(together) < max(apart)
+
+
+@pytest.mark.slow
+def test_seven_strangers_share_it_as_well() -> None:
+    apart, together = (mean(strangers(1, granted=granted, count=7)) for granted in (False, True))
+    assert together < 1.2
+    assert together < apart - 0.08
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("queue", [0.25, 1.0, 4.0])
+@pytest.mark.parametrize("other", ["cubic", "reno"])
+def test_strangers_with_grants_leave_others_their_part_and_have_theirs(other: str, queue: float) -> None:
+    """As connections of one host do: a third of an equal part is the least of each."""
+    line, arrivals = bottleneck(queue), ArrivalLine()
+    flows = [without_end(other, line, 3, seconds=30, begin_ns=3 * S // 2)]
+    for i in range(3):
+        controller = Bbr(DATAGRAM, random.Random(i).randbytes, None, AccessLine().join())
+        back, packets, begin_ns = Line(7 + i, delay_ns=line.delay_ns), 30 * RATE // DATAGRAM + 1, i * S // 2
+        share = arrivals.join()
+        flows.append(
+            Transfer(
+                packets, controller, line, back, paced=True, ack_delay_ns=5 * MS, begin_ns=begin_ns, arrivals=share
+            )
+        )
+    run_together(flows, 10 * S)
+    before = [flow.arrived for flow in flows]
+    run_together(flows, 30 * S)
+    parts = [flow.arrived - at for flow, at in zip(flows, before, strict=True)]
+    assert min(parts) * 12 > sum(parts), parts
+    assert sum(parts[1:]) * 3 > sum(parts), "nor have the three less than a third"
+    assert min(parts[1:]) * 3 > max(parts[1:]) * 2, "the three are alike"
+    assert sum(parts) * DATAGRAM > 0.9 * RATE * 20
+
+
+def test_a_grant_that_the_way_there_does_not_carry_costs_little_and_the_others_have_the_rest() -> None:
+    """One comes by a line of its own of a fifth of the receiver's: it keeps to that, and the line is full."""
+    rtt, arrivals = 50 * MS, ArrivalLine()
+    line = bottleneck(1.0, rtt=rtt)
+    narrow = bottleneck(1.0, rate=RATE // 5, rtt=rtt)
+    flows = []
+    for i, way in enumerate((narrow, line, line)):
+        controller = Bbr(DATAGRAM, random.Random(i).randbytes, None, AccessLine().join())
+        back, packets, share = Line(7 + i, delay_ns=rtt // 2), 20 * RATE // DATAGRAM, arrivals.join()
+        flows.append(Transfer(packets, controller, way, back, paced=True, ack_delay_ns=5 * MS, arrivals=share))
+    run_together(flows, 5 * S)
+    before, sent = [flow.arrived for flow in flows], flows[0].sent
+    dropped = narrow.dropped
+    run_together(flows, 15 * S)
+    rates = [(flow.arrived - at) * DATAGRAM // 10 for flow, at in zip(flows, before, strict=True)]
+    assert rates[0] > 0.85 * RATE / 5
+    assert narrow.dropped - dropped < (flows[0].sent - sent) // 20
+    assert rates[1] + rates[2] > 0.9 * RATE
+
+
+def test_a_receivers_line_that_becomes_slower_is_followed() -> None:
+    """Its grants are too much for two periods; losses stay few."""
+    rtt, arrivals = 50 * MS, ArrivalLine()
+    line = bottleneck(1.0, rtt=rtt)
+    flows = []
+    for i in range(3):
+        controller = Bbr(DATAGRAM, random.Random(i).randbytes, None, AccessLine().join())
+        back, packets, share = Line(7 + i, delay_ns=rtt // 2), 40 * RATE // DATAGRAM, arrivals.join()
+        flows.append(Transfer(packets, controller, line, back, paced=True, ack_delay_ns=5 * MS, arrivals=share))
+    run_together(flows, 5 * S)
+    line.rate //= 4
+    line.queue //= 4
+    run_together(flows, 7 * S)
+    before, dropped, sent = sum(flow.arrived for flow in flows), line.dropped, sum(flow.sent for flow in flows)
+    run_together(flows, 20 * S)
+    assert (sum(flow.arrived for flow in flows) - before) * DATAGRAM > 0.85 * line.rate * 13
+    assert line.dropped - dropped < (sum(flow.sent for flow in flows) - sent) // 10
 
 
 def beside_other_work(seed: int, *, stamped: bool) -> list[float]:

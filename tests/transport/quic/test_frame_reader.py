@@ -18,6 +18,7 @@ from quicoll_transport.quic.frames import (
     DataBlockedFrame,
     Frame,
     FrameError,
+    GrantFrame,
     HandshakeDoneFrame,
     MaxDataFrame,
     MaxStreamDataFrame,
@@ -92,6 +93,7 @@ frames = st.one_of(
     st.builds(ProtectedFrame, number, number, number, st.lists(spans, max_size=20)),
     st.builds(RepairedFrame, number),
     st.builds(StampFrame, number),
+    st.builds(GrantFrame, st.integers(0, (1 << 61) - 1), st.booleans()),
 )
 
 
@@ -163,7 +165,7 @@ def test_frames_before_a_wrong_one_are_given_first() -> None:
         (b"\x40\x42", FRAME_ENCODING_ERROR, "unknown"),
         (b"\x40", FRAME_ENCODING_ERROR, "cut short"),
         (b"\x6a", FRAME_ENCODING_ERROR, "cut short"),
-        (b"\x6a\x54\x00", FRAME_ENCODING_ERROR, "unknown frame type 0x2a54"),
+        (b"\x6a\x55\x00", FRAME_ENCODING_ERROR, "unknown frame type 0x2a55"),
         (b"\x6a\x50\x00\x00\x00" + varint(MAX_VARINT), FRAME_ENCODING_ERROR, "cut short"),
         (b"\x6a\x50\x00\x00\x00\x01\x02" + 2 * varint(MAX_VARINT), FRAME_ENCODING_ERROR, "beyond"),
         (b"\x02\x05\x00\x00\x06", FRAME_ENCODING_ERROR, "negative"),

@@ -9,9 +9,10 @@ from lone_plane import AWAY, HOME, MS, OURS, LonePlane, flat
 
 from quicoll_transport.carrier import CLOSE_FORGOTTEN
 from quicoll_transport.quic import frames as f
+from quicoll_transport.quic.arrival_line import ArrivalLine, Grant
 from quicoll_transport.quic.connection_ids import reset_token
 from quicoll_transport.quic.frames import FRAME_ENCODING_ERROR, PROTOCOL_VIOLATION
-from quicoll_transport.quic.parameters import TAKES_STAMPS
+from quicoll_transport.quic.parameters import TAKES_GRANTS, TAKES_STAMPS
 
 S = 1000 * MS
 UNI = 2  # of a client
@@ -343,8 +344,62 @@ def test_a_stamp_is_of_its_own_packet_alone(monkeypatch: pytest.MonkeyPatch) -> 
     lone.settle()
     told: list[int | None] = []
     sender = lone.plane.sender
-    monkeypatch.setattr(sender, "on_ack", lambda frame, now_ns, arrived_ns, stamp_ns: told.append(stamp_ns))
+    monkeypatch.setattr(sender, "on_ack", lambda frame, now_ns, arrived_ns, stamp_ns, grant: told.append(stamp_ns))
     largest = sender.number
     lone.say(f.StampFrame(7), f.AckFrame([(0, largest)], 0))
     lone.say(f.AckFrame([(0, largest)], 0))
     assert told == [7000, None]
+
+
+# -- grants ----------------------------------------------------------------------------------------------------------
+
+
+class TwoHosts:
+    """A plane whose peer asks for grants, and another host that brings as much to the same receiver."""
+
+    def __init__(self, ours: int = TAKES_GRANTS) -> None:
+        arrivals = ArrivalLine()
+        self.lone, self.other = LonePlane(ours=ours, arrivals=arrivals), arrivals.join()
+        self.lone.settle()
+        self.lone.plane.recovery.rtt.on_sample(50 * MS, 0)
+        self.grants: list[f.GrantFrame] = []
+
+    def bring(self, packets: int, nbytes: int) -> None:
+        """Each of them brings so many packets, a millisecond apart."""
+        for _ in range(packets):
+            self.other.on_arrived(nbytes, 50 * MS, self.lone.now)
+            self.lone.say(f.StreamFrame(2, 0, bytes(nbytes)))
+            frames = flat(self.lone.pass_time(MS))
+            for at, frame in enumerate(frames):
+                if isinstance(frame, f.GrantFrame):
+                    assert any(isinstance(later, f.AckFrame) for later in frames[at + 1 :]), "it stands before one"
+                    self.grants.append(frame)
+
+
+def test_who_takes_grants_is_told_his_part_of_the_receivers_line() -> None:
+    hosts = TwoHosts()
+    hosts.bring(300, 1000)
+    assert hosts.grants
+    assert hosts.grants[-1].is_full
+    assert 900_000 < hosts.grants[-1].rate < 1_200_000, "half of what both bring, with their packets' heads"
+
+
+def test_who_takes_no_grants_is_sent_none_and_may_send_none() -> None:
+    hosts = TwoHosts(ours=TAKES_STAMPS)
+    hosts.bring(300, 1000)
+    assert not hosts.grants
+    hosts.lone.say(f.GrantFrame(1, is_full=False))
+    assert hosts.lone.code == FRAME_ENCODING_ERROR
+
+
+def test_a_grant_is_of_its_own_packet_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A packet without one says nothing of the line at the time at which it was sent."""
+    lone = LonePlane(ours=TAKES_GRANTS)
+    lone.settle()
+    told: list[Grant | None] = []
+    sender = lone.plane.sender
+    monkeypatch.setattr(sender, "on_ack", lambda frame, now_ns, arrived_ns, stamp_ns, grant: told.append(grant))
+    largest = sender.number
+    lone.say(f.GrantFrame(7000, is_full=True), f.AckFrame([(0, largest)], 0))
+    lone.say(f.AckFrame([(0, largest)], 0))
+    assert told == [Grant(7000, is_full=True), None]

@@ -30,6 +30,7 @@ from quicoll_transport.quic import (
 )
 from quicoll_transport.quic import handshake as handshakes
 from quicoll_transport.quic.access_line import AccessLine
+from quicoll_transport.quic.arrival_line import ArrivalLine
 from quicoll_transport.quic.bbr import Bbr
 from quicoll_transport.quic.frames import MaxStreamsFrame
 from quicoll_transport.quic.parameters import local_parameters
@@ -608,6 +609,32 @@ def test_a_session_lets_go_of_its_handshake_once_that_is_confirmed(credentials_o
 
 
 # -- what is remembered of paths --------------------------------------------------------------------------------------
+
+
+def test_what_comes_to_one_endpoint_by_all_connections_is_taken_together(credentials_of: CredentialsOf) -> None:
+    config = SessionConfig(congestion="bbr")
+    gate = Gate(credentials=credentials_of("b"), config=config)
+    for name in "ac":
+        arrivals = ArrivalLine()
+        client = Session.client(
+            credentials=credentials_of(name), config=config, address=SERVER, now_ns=START, arrivals=arrivals
+        )
+        server, _, _ = handshake_in_memory(client, gate, now_ns=START)
+        for session, own in ((client, arrivals), (server, gate.arrivals)):
+            assert session._plane is not None
+            share = session._plane.sender._arrivals
+            assert share is not None
+            assert share._line is own
+
+
+def test_who_does_not_ask_for_grants_is_not_counted(credentials_of: CredentialsOf) -> None:
+    """CUBIC has no use for them."""
+    config = SessionConfig()
+    client = dial(credentials_of("a"), config=config)
+    server, _, _ = handshake_in_memory(client, Gate(credentials=credentials_of("b"), config=config), now_ns=START)
+    for session in (client, server):
+        assert session._plane is not None
+        assert session._plane.sender._arrivals is None
 
 
 def test_connections_of_one_endpoint_leave_by_one_line(credentials_of: CredentialsOf) -> None:

@@ -385,6 +385,7 @@ class Endpoint:
             reset_key=self._gate.reset_key,
             memory=self._gate.memory,
             line=self._gate.line,
+            arrivals=self._gate.arrivals,
         )
 
     def _verify(self, event: Authenticated) -> Verified:

@@ -49,8 +49,10 @@ Failure cases
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING
+
+from quicoll_transport.quic.fairness import level_of
+from quicoll_transport.quic.sliding_rate import SlidingRate
 
 if TYPE_CHECKING:
     from quicoll_transport.quic.controller import AckSample
@@ -62,7 +64,6 @@ _LEAST_RTT_NS = 5_000_000
 _BUSY = 4  # a round trip's part
 _ROUNDS = 2  # in which the rate is measured
 _HEARD_ROUNDS = 2  # for which packets of who is silent count
-_STEPS = 64  # in which those are divided
 _PERIOD_NS = 2_500_000_000
 _EVERY_NS = 1_000_000  # level and rooms are made anew
 _FULL = 85  # of a hundred
@@ -85,7 +86,6 @@ class AccessLine:
         "_now",
         "_passed_ns",
         "_spare",
-        "_steps",
         "_trip_ns",
         "level",
         "rate",
@@ -96,8 +96,7 @@ class AccessLine:
         self._passed_ns, self._last_ns = 0, 0  # of this period; when somebody was not limited last
         self._members: dict[AccessShare, None] = {}  # an ordered set: those that were busy lately
         self._trip_ns = 0  # the longest of theirs
-        self._delivered = 0
-        self._steps: deque[tuple[int, int]] = deque()  # times, and what was delivered until then
+        self._delivered = SlidingRate()
         # what is made anew
         self._made_ns = -_EVERY_NS
         self.level: int | None = None
@@ -121,22 +120,9 @@ class AccessLine:
             self._last_ns = sample.now_ns
         if self._passed_ns >= _PERIOD_NS:
             self._passed_ns, self._before, self._now = 0, self._now, 0
-        self._delivered += sample.acked
-        self._now = max(self._now, self._measure(sample.path_ns))
+        self._delivered.total += sample.acked
+        self._now = max(self._now, self._delivered.measure(sample.path_ns, _ROUNDS * self._trip_ns))
         self.rate = max(self._before, self._now)
-
-    def _measure(self, path_ns: int) -> int:
-        """Return what was delivered in the last round trips, per second."""
-        steps, within_ns = self._steps, _ROUNDS * self._trip_ns
-        step_ns = within_ns // _STEPS
-        if steps:
-            path_ns = max(path_ns, steps[-1][0])  # paths of several connections wait differently
-        while len(steps) > 1 and steps[1][0] + within_ns <= path_ns:
-            steps.popleft()
-        before = steps[0][1] if steps else 0
-        if not steps or steps[-1][0] + step_ns <= path_ns:
-            steps.append((path_ns, self._delivered))
-        return (self._delivered - before) * _NS // (within_ns + step_ns)
 
     def look(self, now_ns: int) -> None:
         """Make level and rooms anew, if it is time."""
@@ -154,7 +140,7 @@ class AccessLine:
         self._known = max((self.rate, *claims))
         if len(claims) > 1 and sum(claims) * 100 >= self._known * _FULL:
             self._full = self._known * _FULL // (100 * len(claims))
-        self.level = _level(claims, self._known - sum(member.given for member in busy))
+        self.level = level_of(claims, self._known - sum(member.given for member in busy))
         load = 0
         for member in self._members:
             heard = member.heard_ns + _HEARD_ROUNDS * member.trip_ns >= now_ns
@@ -175,16 +161,6 @@ class AccessLine:
     def is_full(self, member: AccessShare) -> bool:
         """Return whether the line is full, and a connection has its part of it."""
         return self._full is not None and member.claim >= self._full
-
-
-def _level(claims: list[int], left: int) -> int | None:
-    """Return what each has at most of what there is; None: the claims, the smallest first, do not come to more."""
-    count = len(claims)
-    for claim in claims:
-        if claim * count > left:
-            return max(left // count, 1)
-        left, count = left - claim, count - 1
-    return None
 
 
 class AccessShare:

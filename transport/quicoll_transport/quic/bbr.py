@@ -24,7 +24,9 @@ States (5.1); rate and window are in hundredths of the bandwidth and of the path
                           is said to hold, in two rounds, and a round was over in which it had enough to do: with three
                           quarters of the rate delivered, and without too much loss, the memory was right, and UP
                           follows, or DOWN where there is a queue; else what was measured counts, and DRAIN follows.
-                          If that first UP brings a fifth more and no queue, the memory was too low: STARTUP from there
+                          If that first UP brings a fifth more and no queue, the memory was too low: STARTUP from
+                          there. And from DOWN, CRUISE, REFILL or UP where the receiver grants clearly more than is
+                          sent; then DOWN follows where the grant was right: see `grant_trial`
     PROBE_RTT   100,  50  half of the path's contents for 200 ms and a round, from any state, where the shortest round
                           trip was not seen for five seconds (5.3.4)
 
@@ -41,6 +43,10 @@ The rate is one in a hundred below that (5.6.2, so that a queue goes rather than
 up for: the bandwidth is the largest that was seen, in a round trip in which next to nothing was lost. (With as much
 more as is lost a queue grew while it cruised, and a burst of losses on top of it looked like others: it gave way, again
 and again, and had 63 % of a path that loses 2 % in bursts of eight.)
+
+Others' hosts. Connections of several hosts that send to one know nothing of each other; their receiver does, and grants
+each of them a part of its line (`arrival_line`). Who has more than that where the line is full, and a queue, goes DOWN
+with what is granted. Whether the path carries more is RESUME's to find out.
 
 A queue that stands. Acknowledgements that wait behind data of the other direction come together, and a sample of their
 rate is above the path's; the largest counts, so with data both ways the bandwidth is believed a tenth too high. Then a
@@ -88,6 +94,8 @@ Failure cases
     then a queue of one round trip stands, or what it gives follows the losses.
     A memory that is wrong: twice the truth puts at most another content of the path into the queue, for two rounds, and
     half of it is left by UP and STARTUP.
+    A receiver that grants too much, or too little: what the path carries counts, and `grant_trial` says for how long a
+    wrong grant may be followed.
     Another path: a new controller, by recovery.
 """
 
@@ -97,7 +105,9 @@ from collections.abc import Callable
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from quicoll_transport.quic.arrival_line import Grant
 from quicoll_transport.quic.congestion_signs import CongestionSigns
+from quicoll_transport.quic.grant_trial import GrantTrial
 from quicoll_transport.quic.limits import Limits, LimitsBefore
 from quicoll_transport.quic.path_memory import KnownPath, RememberedPath
 from quicoll_transport.quic.path_model import PARTS, Aggregation, Bandwidth, Noise, Train
@@ -164,6 +174,8 @@ _GAINS = {
 
 _QUIET = (BbrState.DOWN, BbrState.CRUISE, BbrState.REFILL, BbrState.RESUME, BbrState.PROBE_RTT)  # what is lost is noise
 
+_HEEDING = (BbrState.DOWN, BbrState.CRUISE, BbrState.REFILL, BbrState.UP)  # a grant
+
 _SEEKING = (BbrState.STARTUP, BbrState.RESUME)  # the rate: mates bound nothing
 
 
@@ -217,6 +229,7 @@ class Bbr:
         self._wait_ns, self._waiting_since_ns, self._waiting_since_round = 0, 0, 0
         self._tested, self._measured = 0, 0  # RESUME: bytes delivered at which it began, and the best rate since
         self._is_resumed = False  # UP is the first after RESUME
+        self._trial = GrantTrial()  # of what RESUME tries, if it is no memory
         self._quiet_until_ns: int | None = None  # PROBE_RTT: since no more is in flight than it allows, and until then
 
     # -- what it says ------------------------------------------------------------------------------------------------
@@ -314,6 +327,8 @@ class Bbr:
         if sample.prior_delivered >= self._round_end:
             self._end_round(sample)
         self._advance(sample)
+        if sample.grant is not None:
+            self._heed(sample.grant, sample)
         if (trip_ns := self.signs.shortest.value_ns) is not None:
             claim = 0 if self.state is BbrState.STARTUP else self._claim
             self._limits.share(claim, trip_ns, sample, bound=self.state not in _SEEKING)
@@ -327,9 +342,10 @@ class Bbr:
         if sample.begins_period:
             self._before = self.state, self._limits.before()
         self.signs.on_lost(sample.lost, sample.prior_in_flight)
-        if self.state is BbrState.RESUME and self._is_too_much(sample.prior_in_flight):
+        too_much = self._is_too_much(sample.prior_in_flight)
+        if too_much and self.state is BbrState.RESUME and self._trial.blames(self._round):
             self._end_resume(sample.now_ns, is_right=False)
-        if self._is_probe and self._is_too_much(sample.prior_in_flight):
+        if too_much and self._is_probe:
             self._is_probe = False
             kept = self._contents(self._bounded) * _KEPT // 100
             self._limits.lose(max(sample.prior_in_flight, kept, self._least))
@@ -496,7 +512,7 @@ class Bbr:
     def _check_resume(self, sample: AckSample, *, too_much: bool) -> None:
         """End RESUME where a whole flight has shown what the path takes."""
         enough = sample.delivered - self._tested >= self._contents(self.bandwidth.value)
-        if too_much:
+        if too_much and self._trial.blames(self._round):
             self._end_resume(sample.now_ns, is_right=False)
         elif enough and self._measured and self._round - self._since_round >= _RESUME_ROUNDS:
             right = self._measured * 100 >= self.bandwidth.value * _RIGHT
@@ -504,9 +520,14 @@ class Bbr:
 
     def _end_resume(self, now_ns: int, *, is_right: bool) -> None:
         self._is_full = True
+        granted = self._trial.is_on
+        if granted:
+            self._trial.end(self.bandwidth.value, self._round, is_right=is_right)
         if not is_right:
             self.bandwidth.begin_with(self._measured or max(self.bandwidth.value // 2, 1))
             self._go(BbrState.DRAIN)
+        elif granted:
+            self._go_down(now_ns)
         elif self.signs.has_queue():
             self.bandwidth.begin_with(min(self.bandwidth.value, self._measured))
             self._go_down(now_ns)
@@ -514,6 +535,32 @@ class Bbr:
             self._go_up(now_ns)
             self._is_resumed = True
         self._tell(now_ns)
+
+    # -- what the receiver grants ------------------------------------------------------------------------------------
+
+    def _heed(self, grant: Grant, sample: AckSample) -> None:
+        """Take the part of the receiver's line that is granted, and no more where that is another's."""
+        rate, queue = self._bounded, self.signs.has_queue()
+        if self.state not in _HEEDING or not rate:
+            return
+        lowered = self._trial.lowered(grant, rate, queue=queue)
+        if lowered is not None:
+            self.bandwidth.cut(lowered)
+            self._limits.end_giving()
+            if self.state is BbrState.UP:
+                self._go_down(sample.now_ns)
+            else:
+                self._go(BbrState.DOWN)
+        elif not sample.app_limited:
+            mine = Grant(self._limits.at_most(grant.rate), grant.is_full)
+            believed = rate if self._limits.slow is None else self.bandwidth.value
+            tried = self._trial.worth(mine, rate, believed, queue=queue, count=self._round)
+            if tried is not None:
+                self._trial.begin(self._round)
+                self._limits.lift()
+                self.bandwidth.begin_with(tried)
+                self._tested, self._measured, self._is_probe = sample.delivered, 0, False
+                self._go(BbrState.RESUME)
 
     def _tell(self, now_ns: int) -> None:
         """Let what was found out be remembered."""

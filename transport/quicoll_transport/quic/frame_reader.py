@@ -24,6 +24,7 @@ from quicoll_transport.quic.frames import (
     DataBlockedFrame,
     Frame,
     FrameError,
+    GrantFrame,
     HandshakeDoneFrame,
     MaxDataFrame,
     MaxStreamDataFrame,
@@ -233,6 +234,8 @@ def _read_own(view: memoryview, at: int, kind: int) -> tuple[Frame, int]:
     first, behind = pull(view, at + 1)
     if which == 0x53:
         return StampFrame(first), behind
+    if which == 0x54:
+        return GrantFrame(first >> 1, bool(first & 1)), behind
     set_id = first
     if which == 0x50:
         return _read_protected(view, behind, set_id)

@@ -2,9 +2,10 @@
 
 `frame_reader` is the inverse of `encode`.
 
-Four of them are not of RFC 9000 but ours: three about parity (`protection`, `repairs`), and a stamp, which says when
-its packet was sent (`peer_clock`). They may be sent to whom has said in its transport parameters that it takes them
-(section 19.21). Their types begin with the byte OWN_FRAMES:
+Five of them are not of RFC 9000 but ours: three about parity (`protection`, `repairs`); a stamp, which says when its
+packet was sent (`peer_clock`); and a grant of the line by which its sender receives (`arrival_line`). They may be sent
+to whom has said in its transport parameters that it takes them (section 19.21). Their types begin with the byte
+OWN_FRAMES:
 
     protected (type 0x2a50) {        parity (0x2a51) {           repaired (0x2a52) {
       set (i),                         set (i),                    set (i),
@@ -17,9 +18,12 @@ its packet was sent (`peer_clock`). They may be sent to whom has said in its tra
         2 * length + fin (i),          stamp (0x2a53) {
       },                                 microseconds (i): of a clock of the sender's
     }                                  }
+                                       grant (0x2a54) {
+                                         2 * rate + full (i): bytes a second
+                                       }
 
-A packet is to be acknowledged when it has another frame than ACK, PADDING, CONNECTION_CLOSE (section 13.2) and stamps:
-see `asks_for_acknowledgement`.
+A packet is to be acknowledged when it has another frame than ACK, PADDING, CONNECTION_CLOSE (section 13.2), stamps and
+grants: see `asks_for_acknowledgement`.
 """
 
 from __future__ import annotations
@@ -43,6 +47,7 @@ __all__ = [
     "DataBlockedFrame",
     "Frame",
     "FrameError",
+    "GrantFrame",
     "HandshakeDoneFrame",
     "MaxDataFrame",
     "MaxStreamDataFrame",
@@ -314,6 +319,16 @@ class StampFrame(NamedTuple):
         return b"\x6a\x53" + varint(self.sent_us)
 
 
+class GrantFrame(NamedTuple):
+    """What the receiver of this may send, in bytes a second, and whether the line there is full; an ACK follows."""
+
+    rate: int
+    is_full: bool
+
+    def encode(self) -> bytes:
+        return b"\x6a\x54" + varint(2 * self.rate + self.is_full)
+
+
 class CloseFrame(NamedTuple):
     """The connection is over (section 19.19).
 
@@ -362,10 +377,11 @@ Frame: TypeAlias = (
     | ParityFrame
     | RepairedFrame
     | StampFrame
+    | GrantFrame
 )
 
 
-_SILENT = (AckFrame, CloseFrame, StampFrame)
+_SILENT = (AckFrame, CloseFrame, StampFrame, GrantFrame)
 
 
 def asks_for_acknowledgement(frame: Frame) -> bool:

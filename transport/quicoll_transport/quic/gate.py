@@ -18,6 +18,7 @@ from aioquic.quic.retry import TOKEN_LIFETIME, QuicRetryTokenHandler
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from quicoll_transport.quic.access_line import AccessLine
+from quicoll_transport.quic.arrival_line import ArrivalLine
 from quicoll_transport.quic.chance import random_bytes
 from quicoll_transport.quic.connection_ids import reset_datagram, reset_key, reset_token
 from quicoll_transport.quic.handshake import Handshake, handshake_configuration
@@ -50,7 +51,8 @@ class Gate:
     Nothing is kept for a source before it has shown that it receives at its address.
 
     reset_key: for the reset tokens of all connections of this endpoint, those that it dials included.
-    memory, line: of the paths to peers, and of how they leave together, for the same.
+    memory, line, arrivals: of the paths to peers, and of how they leave and how what is for them comes together, for
+        the same.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Gate:
         """
         self.memory = PathMemory()
         self.line = AccessLine()
+        self.arrivals = ArrivalLine()
         self._config = config
         self._qlog = qlog
         self._used: dict[bytes, int] = {}  # connection ids of tokens that were used, and until when they are valid
@@ -173,6 +176,7 @@ class Gate:
             qlog=self._qlog,
             memory=self.memory,
             line=self.line,
+            arrivals=self.arrivals,
         )
 
     def _use(self, cid: bytes, now_ns: int) -> None:

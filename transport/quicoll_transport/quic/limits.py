@@ -103,6 +103,10 @@ class Limits:
         claim = self.claim(bandwidth)
         return claim if self._level is None else min(claim, self._level)
 
+    def at_most(self, rate: int) -> int:
+        """Return a rate, or what mates leave of it."""
+        return rate if self._level is None else min(rate, self._level)
+
     def window(self, target: int, *, steady: bool) -> int:
         """Return how much of that may be in flight; `steady`: nothing is being looked for."""
         if self.most is not None:
@@ -154,6 +158,11 @@ class Limits:
         self.slow = None
         if self._share is not None:
             self._share.take_back()
+
+    def lift(self) -> None:
+        """Be bound by no loss of before: it was that of a queue in which others had the most."""
+        self.most = None
+        self.end_giving()
 
     # -- UP ----------------------------------------------------------------------------------------------------------
 

@@ -31,7 +31,7 @@ from quicoll_transport.quic.inbound import InboundStreams, StreamReader
 from quicoll_transport.quic.keys import KeyPhases, PacketError
 from quicoll_transport.quic.outbound import OutboundStreams
 from quicoll_transport.quic.pacer import Pacer
-from quicoll_transport.quic.parameters import SENDS_PARITY, TAKES_PARITY, TAKES_STAMPS
+from quicoll_transport.quic.parameters import SENDS_PARITY, TAKES_GRANTS, TAKES_PARITY, TAKES_STAMPS
 from quicoll_transport.quic.paths import Paths
 from quicoll_transport.quic.protection import TailProtection
 from quicoll_transport.quic.receiving import Receiver
@@ -43,6 +43,7 @@ from quicoll_transport.quic.tracing import PlaneTrace
 if TYPE_CHECKING:
     from quicoll_transport.net.addresses import Address
     from quicoll_transport.net.runs import DatagramRun
+    from quicoll_transport.quic.arrival_line import ArrivalShare
     from quicoll_transport.quic.controller import Controller
     from quicoll_transport.quic.handshake import Handover
     from quicoll_transport.quic.mtu import PathMtu
@@ -65,6 +66,7 @@ class Plane:
         reader: StreamReader,
         controller: Callable[[int], Controller],
         mtu: Callable[[], PathMtu],
+        arrivals: ArrivalShare,
         key_packets: int,
         forged_packets: int,
         initial_rtt_ns: int,
@@ -79,6 +81,7 @@ class Plane:
             reader: Takes what streams bring.
             controller: Makes congestion control for a path with datagrams of so many bytes.
             mtu: Begins the search for the size of datagrams, on each path.
+            arrivals: Is told what comes, and says what the peer is granted if that asks for it.
             key_packets: Packets to protect with one key before the next is asked for.
             forged_packets: Packets that fail their authentication until the connection is closed.
             initial_rtt_ns: Of a path of which nothing is known.
@@ -143,6 +146,7 @@ class Plane:
             ending=self.ending,
             ack_delay_exponent=remote.ack_delay_exponent,
             stamps_since_ns=now_ns if remote.ours & TAKES_STAMPS else None,
+            arrivals=arrivals if remote.ours & TAKES_GRANTS else None,
             protection=self.protection,
             trace=trace,
         )
@@ -161,6 +165,8 @@ class Plane:
             protection=self.protection,
             repairs=self.repairs,
             takes_stamps=bool(local.ours & TAKES_STAMPS),
+            takes_grants=bool(local.ours & TAKES_GRANTS),
+            arrivals=arrivals if remote.ours & TAKES_GRANTS else None,
             trace=trace,
         )
         if not is_client:

@@ -35,6 +35,7 @@ from quicoll_transport.errors import ProtocolError
 from quicoll_transport.link.frames import HEADER_SIZE, Header
 from quicoll_transport.net.runs import DatagramRun, joined
 from quicoll_transport.quic.access_line import AccessLine
+from quicoll_transport.quic.arrival_line import ArrivalLine
 from quicoll_transport.quic.chance import random_bytes
 from quicoll_transport.quic.handshake import Handshake, handshake_configuration, short_packet
 from quicoll_transport.quic.mtu import PathMtu
@@ -76,6 +77,7 @@ class Session:
         qlog: QuicLogger | None = None,
         memory: PathMemory | None = None,
         line: AccessLine | None = None,
+        arrivals: ArrivalLine | None = None,
     ) -> None:
         """Begin with a handshake.
 
@@ -87,6 +89,7 @@ class Session:
             qlog: Gets the trace at the end; None: nobody traces.
             memory: Of the paths to peers; None: of its own, so it ends with the connection.
             line: By which it leaves together with others; None: it leaves alone.
+            arrivals: By which its peer's packets come together with those of others; None: they come alone.
         """
         self.is_client = handshake.is_client
         self.cids: list[bytes] = list(cids)
@@ -103,6 +106,7 @@ class Session:
         self._qlog = qlog
         self._memory = PathMemory() if memory is None else memory
         self._line = AccessLine() if line is None else line
+        self._arrivals = ArrivalLine() if arrivals is None else arrivals
         self._most_datagram: int | None = None
         self._events: deque[CarrierEvent] = deque()
         self._told = False  # how it ended
@@ -129,6 +133,7 @@ class Session:
         reset_key: bytes | None = None,
         memory: PathMemory | None = None,
         line: AccessLine | None = None,
+        arrivals: ArrivalLine | None = None,
     ) -> Session:
         """Dial an address; the first datagrams are ready at once.
 
@@ -141,13 +146,23 @@ class Session:
             reset_key: For stateless reset tokens; None: of its own, so that nobody can say that we are gone.
             memory: Of the paths to peers; None: of its own, so it ends with the connection.
             line: By which it leaves together with others; None: it leaves alone.
+            arrivals: By which its peer's packets come together with those of others; None: they come alone.
         """
         quic = handshake_configuration(credentials, config, is_client=True)
         quic.quic_logger = qlog
         handshake = Handshake(quic, local_parameters(config))
         handshake.connect(address, now_ns)
         key = reset_key or random_bytes(RESET_KEY_BYTES)
-        return cls(handshake, cids=[handshake.cid], config=config, reset_key=key, qlog=qlog, memory=memory, line=line)
+        return cls(
+            handshake,
+            cids=[handshake.cid],
+            config=config,
+            reset_key=key,
+            qlog=qlog,
+            memory=memory,
+            line=line,
+            arrivals=arrivals,
+        )
 
     # -- datagrams and time --------------------------------------------------------------------------------------
 
@@ -184,6 +199,7 @@ class Session:
                 config.congestion, size, random_bytes, self._remembered(handover), self._line.join()
             ),
             mtu=lambda: self._begin_search(handover),
+            arrivals=self._arrivals.join(),
             key_packets=config.key_packets,
             forged_packets=config.forged_packets,
             initial_rtt_ns=config.initial_rtt_ns,

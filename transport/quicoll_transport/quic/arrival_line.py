@@ -1,0 +1,160 @@
+"""What comes to a host by all of its connections, and the part of it that each may have. Sans-IO, integers.
+
+Senders of several hosts that meet in front of one receiver know nothing of each other. What one of them has found there
+is chance: it looks for more every few seconds, and so one that began beside two others stays at a third, or at a sixth,
+of the receiver's line long after those are done. (All_reduce of 16 MiB among four ranks, of which one receives 50
+Mbit/s and the others 200: three senders with 8, 16 and 30 Mbit/s of those 50, and the operation took 1.27 of the ideal
+in the median, 1.45 at the 90th percentile.) The receiver knows: what it was brought, by how many, and who has just
+become silent. So it grants each of them a rate with its acknowledgements. Homa (SIGCOMM 2018) and NDP (SIGCOMM 2017)
+have receivers pace each packet; here a sender remains free, and takes a grant for a hint: see `bbr`.
+
+What is known
+    claim       of each connection: the rate at which it brings now, over the longest round trip of all
+    busy        it has brought something within that time, and more than a sixteenth of the line's rate
+    rate        of the line: the most that all together have brought in such a time; of two periods of `_PERIOD_NS`, the
+                present one and the one before, of which only time counts in which somebody brought something. What
+                comes by a line is one packet after the other, so nothing makes this larger than the line is
+
+What follows
+    grant       to who brings less than an equal part of the rate: that part; to the others what the rate leaves where
+                everyone has a quarter more than he brings, and no more than he needs (max-min fairness)
+    full        two at least are busy, and bring nearly the rate: so whoever brings more than is granted to him does it
+                at the cost of another
+
+Invariants
+    Nothing is granted where one connection alone was busy of late: its own sender knows the path best.
+    A grant is never above the rate, nor below an equal part of it.
+    The same calls lead to the same answers; connections are in the order in which they became busy.
+
+Failure cases
+    A line that has become slower: for two periods more is granted than it carries. A sender tries a grant and keeps to
+    what came of it.
+    A sender whose own path is slower than its grant: it finds that out, and the others are granted what it leaves.
+    A line that was never full: the rate is what came, and less than the line; grants lower nobody who has no queue.
+    Connections by two lines: the rate is that of both together.
+    Round trips below `_LEAST_RTT_NS`, within a site, take no part: there the processors are the line.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from quicoll_transport.quic.fairness import level_of
+from quicoll_transport.quic.sliding_rate import SlidingRate
+
+__all__ = ["ArrivalLine", "ArrivalShare", "Grant"]
+
+_LEAST_RTT_NS = 5_000_000
+_LEAST_NS = 20_000_000  # in which a rate is measured
+_PERIOD_NS = 2_500_000_000
+_EVERY_NS = 1_000_000  # grants are made anew
+_FULL = 85  # of a hundred
+_FEW = 16  # of the rate
+_MORE = 125  # of a hundred
+
+
+class Grant(NamedTuple):
+    """What a receiver lets a sender know: bytes a second that it may send, and whether the line there is full."""
+
+    rate: int
+    is_full: bool
+
+
+class ArrivalLine:
+    """See the module's head. rate: bytes a second; 0 before it is known."""
+
+    __slots__ = ("_all", "_before", "_equal", "_full", "_last_ns", "_level", "_made_ns", "_members", "_now",
+                 "_passed_ns", "_within_ns", "rate")  # fmt: skip
+
+    def __init__(self) -> None:
+        self.rate = self._before = self._now = 0
+        self._passed_ns, self._last_ns = 0, 0  # of this period; when something came last
+        self._members: dict[ArrivalShare, None] = {}  # an ordered set: those that brought something lately
+        self._within_ns = _LEAST_NS
+        self._all = SlidingRate()
+        # what is made anew
+        self._made_ns = -_EVERY_NS
+        self._equal = self._level = 0  # 0: nothing is granted
+        self._full = False
+
+    def join(self) -> ArrivalShare:
+        """Return what one connection tells and asks."""
+        return ArrivalShare(self)
+
+    def on_arrived(self, member: ArrivalShare, nbytes: int, arrived_ns: int) -> None:
+        """Take note of what a connection has brought."""
+        if member not in self._members:
+            self._members[member] = None
+            self._within_ns = max(self._within_ns, member.trip_ns)
+        self._passed_ns += min(max(arrived_ns - self._last_ns, 0), self._within_ns)
+        self._last_ns = max(arrived_ns, self._last_ns)
+        if self._passed_ns >= _PERIOD_NS:
+            self._passed_ns, self._before, self._now = 0, self._now, 0
+        member.rate.total += nbytes
+        member.rate.measure(arrived_ns, self._within_ns)
+        self._all.total += nbytes
+        self._now = max(self._now, self._all.measure(arrived_ns, self._within_ns))
+        self.rate = max(self._before, self._now)
+
+    def look(self, now_ns: int) -> None:
+        """Make grants anew, if it is time."""
+        if now_ns - self._made_ns < _EVERY_NS:
+            return
+        self._made_ns = now_ns
+        for member in [one for one in self._members if one.heard_ns + _PERIOD_NS < now_ns]:
+            del self._members[member]
+        self._within_ns = max(_LEAST_NS, max((member.trip_ns for member in self._members), default=0))
+        claims = []
+        for member in self._members:
+            member.claim = member.rate.measure(now_ns, self._within_ns)
+            if member.heard_ns + self._within_ns >= now_ns and member.claim * _FEW > self.rate:
+                claims.append(member.claim)
+        self._equal = self._level = 0
+        if len(self._members) < 2 or not claims:
+            return
+        self._equal = self.rate // len(claims)
+        claims.sort()
+        more = [claim * _MORE // 100 for claim in claims]
+        level = level_of(more, self.rate)
+        self._level = self.rate - sum(more[:-1]) if level is None else level
+        self._full = len(claims) > 1 and sum(claims) * 100 >= self.rate * _FULL
+
+    def grant(self, member: ArrivalShare, now_ns: int) -> Grant | None:
+        """Return what a connection is granted; None: nothing."""
+        self.look(now_ns)
+        if not self._equal or member not in self._members:
+            return None
+        return Grant(self._equal if member.claim < self._equal else self._level, self._full)
+
+
+class ArrivalShare:
+    """One connection of an ArrivalLine.
+
+    rate: at which it brings something. claim: bytes a second, at the last look. trip_ns: its shortest round trip.
+    heard_ns: when it has brought something last.
+    """
+
+    __slots__ = ("_line", "claim", "heard_ns", "rate", "trip_ns")
+
+    def __init__(self, line: ArrivalLine) -> None:
+        self._line = line
+        self.rate = SlidingRate()
+        self.claim = self.trip_ns = 0
+        self.heard_ns = -_PERIOD_NS
+
+    def on_arrived(self, nbytes: int, trip_ns: int | None, arrived_ns: int) -> None:
+        """Take note of what has come.
+
+        Args:
+            nbytes: Of packets that ask for an acknowledgement.
+            trip_ns: The shortest round trip; None: it is not known.
+            arrived_ns: When they came to this host.
+        """
+        if trip_ns is None or trip_ns < _LEAST_RTT_NS:
+            return
+        self.trip_ns, self.heard_ns = trip_ns, max(arrived_ns, self.heard_ns)
+        self._line.on_arrived(self, nbytes, arrived_ns)
+
+    def grant(self, now_ns: int) -> Grant | None:
+        """Return what its sender is to be granted; None: nothing."""
+        return self._line.grant(self, now_ns)
