@@ -11,7 +11,7 @@ import pytest
 from recovery_link import DATAGRAM, MS, BusyHost, Line, Transfer, run_together
 
 from quicoll_transport.quic.access_line import AccessLine
-from quicoll_transport.quic.arrival_line import ArrivalLine
+from quicoll_transport.quic.arrival_line import ArrivalLine, ArrivalShare, Grant
 from quicoll_transport.quic.bbr import Bbr
 from quicoll_transport.quic.cubic import Cubic
 from quicoll_transport.quic.newreno import NewReno
@@ -335,7 +335,7 @@ def test_strangers_with_grants_leave_others_their_part_and_have_theirs(other: st
     parts = [flow.arrived - at for flow, at in zip(flows, before, strict=True)]
     assert min(parts) * 12 > sum(parts), parts
     assert sum(parts[1:]) * 3 > sum(parts), "nor have the three less than a third"
-    assert min(parts[1:]) * 3 > max(parts[1:]) * 2, "the three are alike"
+    assert min(parts[1:]) * 2 > max(parts[1:]), "without grants one has twice what another has, where the queue is long"
     assert sum(parts) * DATAGRAM > 0.9 * RATE * 20
 
 
@@ -357,6 +357,28 @@ def test_a_grant_that_the_way_there_does_not_carry_costs_little_and_the_others_h
     assert rates[0] > 0.85 * RATE / 5
     assert narrow.dropped - dropped < (flows[0].sent - sent) // 20
     assert rates[1] + rates[2] > 0.9 * RATE
+
+
+class Liar(ArrivalShare):
+    """A receiver that says what it likes."""
+
+    def __init__(self, said: Grant) -> None:
+        super().__init__(ArrivalLine())
+        self._said = said
+
+    def grant(self, now_ns: int) -> Grant:
+        return self._said
+
+
+@pytest.mark.parametrize("queue", [0.25, 1.0])
+@pytest.mark.parametrize("full", [False, True])
+def test_a_receiver_that_grants_without_measure_costs_its_path_a_few_packets(queue: float, full: bool) -> None:
+    line, liar = bottleneck(queue), Liar(Grant(1 << 60, full))
+    back, controller = Line(7, delay_ns=line.delay_ns), Bbr(DATAGRAM, random.Random(1).randbytes)
+    flow = Transfer(40 * RATE // DATAGRAM, controller, line, back, paced=True, ack_delay_ns=5 * MS, arrivals=liar)
+    run_together([flow], 20 * S)
+    assert flow.arrived * DATAGRAM > 0.9 * RATE * 20
+    assert line.dropped < flow.sent // 10
 
 
 def test_a_receivers_line_that_becomes_slower_is_followed() -> None:
