@@ -18,7 +18,8 @@ nothing of those of another (quicoll.collectives.subgroups says why that cannot 
 The network. Some operations choose their algorithm by what the links have measured, and all ranks have to choose alike.
 The first of them in a group (`Slot.leads`) brings this rank's measurements with its announcement; once all have come,
 every rank makes the same network of them (`agree`), which serves the group for as long as the view lasts. Which call is
-the first follows from the order of the calls, so it is the same everywhere.
+the first follows from the order of the calls, so it is the same everywhere. With them goes the number of the rules of
+choice: ranks of two versions of quicoll hear of it there, and not at a deadline.
 
 Farewells. A rank that is done with an operation knows that all others called it; not that they have all of it from it
 and from each other. If it left the job then, the view would end, and with it their part of an
@@ -51,6 +52,7 @@ from quicoll.numerics.bundle import Joined  # noqa: TC001 - compiled, a class ne
 from quicoll.numerics.dtypes import Array, DType  # noqa: TC001 - compiled, a class needs it as it is made
 from quicoll.numerics.reduce import ReduceOp  # noqa: TC001 - compiled, a class needs it as it is made
 from quicoll.plan import Plan  # noqa: TC001 - compiled, a class needs it as it is made
+from quicoll.plan.choice import RULES
 from quicoll.plan.network import NetworkModel, agreed, quantised
 
 if TYPE_CHECKING:
@@ -367,13 +369,22 @@ class Calls:
 
         Raises:
             PeerError: A rank brings no measurements, or not as many as there are ranks.
+            Mismatch: A rank chooses by other rules.
         """
         rows: list[tuple[int, ...]] = []
         for rank in slot.ranks:
-            row = slot.announced[rank].measured
-            if len(row) != 2 * len(slot.ranks):
+            row, values = slot.announced[rank].measured, 2 * len(slot.ranks)
+            if len(row) not in (values, values + 1):
                 raise PeerError("brings no measurements", rank=rank, node=self._node(rank), view=self._view.view_id)
-            rows.append(row)
+            rules = row[0] if len(row) > values else 1  # versions before there was a number
+            if rules != RULES:
+                raise Mismatch(
+                    f"rank {rank} ({self._node(rank)}) chooses algorithms by rules {rules}, this one by {RULES}: they "
+                    "run different versions of quicoll; renew all ranks of a job at once",
+                    rank=rank,
+                    node=self._node(rank),
+                )
+            rows.append(row[1:])
         network = self._networks[slot.group] = agreed(rows, site_numbers(self._view, slot.ranks))
         return network
 
@@ -517,17 +528,18 @@ def site_numbers(view: View, ranks: Sequence[int] | None = None) -> tuple[int, .
 
 
 def measurements(paths: Sequence[tuple[int | None, int | None]]) -> tuple[int, ...]:
-    """Return this rank's row of the network, as it is announced: latencies in microseconds, then bytes a second.
+    """Return this rank's row of the network, as it is announced.
 
     Args:
         paths: For each rank that takes part the round-trip time in nanoseconds and the delivery rate in bytes a second
             of the link to it; (None, None) for this rank itself. A rate counts only where the time is known.
     Returns:
-        For each rank the microseconds one way, then for each the rate; 0 where it is not known.
+        The number of the rules by which this rank chooses; then for each rank the microseconds one way, then for each
+        the rate; 0 where it is not known.
     """
     latency, rate = [0] * len(paths), [0] * len(paths)
     for number, (rtt_ns, bytes_per_s) in enumerate(paths):
         if rtt_ns:
             latency[number] = quantised(rtt_ns // 2000)
             rate[number] = quantised(bytes_per_s or 0)
-    return *latency, *rate
+    return RULES, *latency, *rate

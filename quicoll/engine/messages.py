@@ -52,7 +52,7 @@ __all__ = [
 _Signature = Annotated[str, msgspec.Meta(max_length=4096)]
 _Short = Annotated[str, msgspec.Meta(max_length=256)]
 _Counts = Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
-_Measured = Annotated[tuple[int, ...], msgspec.Meta(max_length=2 * MAX_MEMBERS)]
+_Measured = Annotated[tuple[int, ...], msgspec.Meta(max_length=1 + 2 * MAX_MEMBERS)]
 _COST = 400  # bytes of an Announce with its three numbers, in the list or slot that holds it
 _NUMBER_COST = 40  # bytes of a number in a tuple
 MAX_NUMBER = (1 << 62) - 1  # of what is announced

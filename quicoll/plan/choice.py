@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from quicoll.errors import LocalError
 from quicoll.plan.broadcasts import all_gather, broadcast
@@ -27,7 +27,11 @@ if TYPE_CHECKING:
     from quicoll.plan.model import Plan
     from quicoll.plan.network import NetworkModel
 
-__all__ = ["MAX_WALKED", "choose", "has_choice"]
+__all__ = ["MAX_WALKED", "RULES", "choose", "has_choice"]
+
+RULES: Final = 2
+"""The number of these rules. Ranks compare it as they agree on their network: those of two versions of quicoll would
+choose differently, and wait for each other. So whoever has another choice made for anything gives another number."""
 
 # Beyond this many ranks a walk takes longer than it can save (0.1 s of the engine's time); see `choose`.
 MAX_WALKED = 16

@@ -11,6 +11,7 @@ from quicoll.engine.calls import MAX_AHEAD, MAX_AHEAD_BYTES, Call, Calls, Known,
 from quicoll.engine.messages import Announce, Farewell, size_in_memory
 from quicoll.errors import Mismatch, PeerError
 from quicoll.membership.view import Member, View
+from quicoll.plan.choice import RULES
 
 VIEW_ID = 7
 WORLD, PAIR = 0, 5  # ids of groups
@@ -217,11 +218,11 @@ def test_where_all_have_called_it_is_the_data_that_is_late_and_nobody_is_named()
 def test_the_first_call_of_a_group_that_measures_leads_and_the_network_serves_those_that_follow() -> None:
     rank = Rank("ab")
     assert not rank.call(call("barrier")).leads
-    leading = rank.call(call(measures=True), measured=(0, 4, 0, 1 << 20))
+    leading = rank.call(call(measures=True), measured=(RULES, 0, 4, 0, 1 << 20))
     following = rank.call(call(measures=True))
     assert (leading.leads, following.leads) == (True, False)
     assert rank.calls.network(WORLD) is None
-    rank.hear(1, 1, measured=(4, 0, 1 << 20, 0))
+    rank.hear(1, 1, measured=(RULES, 4, 0, 1 << 20, 0))
     network = rank.calls.agree(leading)
     assert rank.calls.network(WORLD) is network
     assert network.world == 2
@@ -237,7 +238,7 @@ def test_all_ranks_make_the_same_network_of_the_same_rows() -> None:
         calls = Calls(view("abc", "xyx"), own)
         slot = calls.open(call(measures=True), WORLD)
         for other in sorted(rows, key=lambda rank: rank != own):
-            message = announce(0, measured=rows[other])
+            message = announce(0, measured=(RULES, *rows[other]))
             if other == own:
                 calls.called(slot, message, 0)
             else:
@@ -246,14 +247,26 @@ def test_all_ranks_make_the_same_network_of_the_same_rows() -> None:
     assert made[0] == made[1] == made[2]
 
 
-@pytest.mark.parametrize("measured", [(), (1, 2, 3), (1, 2, 3, 4, 5)])
+@pytest.mark.parametrize("measured", [(), (1, 2, 3), (1, 2, 3, 4, 5, 6)])
 def test_a_rank_that_brings_no_measurements_is_an_error(measured: tuple[int, ...]) -> None:
     rank = Rank("ab")
-    slot = rank.call(call(measures=True), measured=(0, 4, 0, 1 << 20))
+    slot = rank.call(call(measures=True), measured=(RULES, 0, 4, 0, 1 << 20))
     rank.hear(1, 0, measured=measured)
     with pytest.raises(PeerError, match="brings no measurements") as e:
         rank.calls.agree(slot)
     assert (e.value.rank, e.value.node) == (1, "b")
+
+
+@pytest.mark.parametrize("measured", [(4, 0, 1 << 20, 0), (RULES + 1, 4, 0, 1 << 20, 0)])
+def test_a_rank_that_chooses_by_other_rules_is_named_and_told_of_versions(measured: tuple[int, ...]) -> None:
+    """It would take another algorithm, and both would wait until their deadline. The first rules had no number."""
+    rank = Rank("ab")
+    slot = rank.call(call(measures=True), measured=(RULES, 0, 4, 0, 1 << 20))
+    rank.hear(1, 0, measured=measured)
+    with pytest.raises(Mismatch, match=r"rank 1 \(b\) chooses .* different versions of quicoll") as e:
+        rank.calls.agree(slot)
+    assert (e.value.rank, e.value.node) == (1, "b")
+    assert rank.calls.network(WORLD) is None
 
 
 def test_counts_are_known_of_those_that_have_announced() -> None:
@@ -266,7 +279,8 @@ def test_counts_are_known_of_those_that_have_announced() -> None:
 
 def test_a_rate_counts_where_the_round_trip_is_known() -> None:
     row = measurements([(None, None), (8_000_000, 1 << 20), (None, 1 << 20), (8_000_000, None)])
-    latency, rate = row[:4], row[4:]
+    assert row[0] == RULES
+    latency, rate = row[1:5], row[5:]
     assert (latency[0], latency[2], rate[0], rate[2]) == (0, 0, 0, 0)
     assert latency[1] == latency[3]
     assert 3000 <= latency[1] <= 5000  # half of 8 ms in microseconds, quantised

@@ -22,6 +22,7 @@ from quicoll.membership.view import Member, View
 from quicoll.numerics.dtypes import DType
 from quicoll.numerics.reduce import ReduceOp
 from quicoll.plan import Buf, Lane, Plan, RecvStep, SendStep, Span
+from quicoll.plan.choice import RULES
 from quicoll_transport.errors import LinkLost, MessageCorrupted, MessageRefused
 from quicoll_transport.sim import World
 
@@ -293,9 +294,9 @@ def test_calls_that_measure_wait_for_the_one_by_which_the_group_agrees(bench: Be
     for _ in range(2):
         bench.run(Call("all_reduce", "all_reduce", make, measures=True))
     first, second = bench.messages(1)
-    assert (len(first.measured), second.measured, seen) == (6, (), [])
+    assert (len(first.measured), second.measured, seen) == (7, (), [])
     for rank in (1, 2):
-        bench.communicator.announced(rank, Announce(VIEW_ID, 0, 0, "all_reduce", (), (1, 1, 1, 9, 9, 9)))
+        bench.communicator.announced(rank, Announce(VIEW_ID, 0, 0, "all_reduce", (), (RULES, 1, 1, 1, 9, 9, 9)))
     bench.turn()
     assert len(seen) == 2
     assert seen[0].network is seen[1].network is not None

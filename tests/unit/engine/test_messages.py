@@ -15,7 +15,7 @@ LARGEST = Announce(
     MAX_NUMBER,
     "\U0001f600" * 4096,
     (MAX_NUMBER,) * MAX_MEMBERS,
-    (MAX_NUMBER,) * 2 * MAX_MEMBERS,
+    (MAX_NUMBER,) * (1 + 2 * MAX_MEMBERS),
 )
 
 
@@ -29,7 +29,7 @@ def test_what_is_encoded_is_decoded(message: Announce | Farewell) -> None:
     [
         Announce(1, 0, 0, "s" * 4097),
         Announce(1, 0, 0, "s", (1,) * (MAX_MEMBERS + 1)),
-        Announce(1, 0, 0, "s", (), (1,) * (2 * MAX_MEMBERS + 1)),
+        Announce(1, 0, 0, "s", (), (1,) * (2 * MAX_MEMBERS + 2)),
         Announce(-1, 0, 0, "s"),
         Announce(1, 0, MAX_NUMBER + 1, "s"),
         Announce(1, 0, 0, "s", (-1,)),

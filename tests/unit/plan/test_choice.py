@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from plan_networks import MS, alike, plans, reductions, two_sites
 
 from quicoll import plan
 from quicoll.errors import LocalError
-from quicoll.plan.choice import MAX_WALKED, choose
+from quicoll.plan.choice import MAX_WALKED, RULES, choose, has_choice
 from quicoll.plan.forecast import Forecast, predict
 from quicoll.plan.network import MEMORY_RATE, NetworkModel
 
@@ -124,3 +125,24 @@ def test_the_chosen_way_of_a_move_is_the_cheapest(op: str) -> None:
             total = size if op == "broadcast" else size // world * world
             taken = choose(op, world, total, 0, network.sites, network, itemsize=1, root=world - 1)
             assert seconds[taken] <= min(seconds.values()) * 1.02
+
+
+def test_a_choice_that_has_changed_asks_for_another_number_of_the_rules() -> None:
+    """Ranks compare that number and nothing else: where the digest is another one, raise RULES, and note both here."""
+    chosen = []
+    for sites in ((0, 0), (0, 1), (0,) * 4, (0, 0, 1, 1), (0, 1, 2, 3), (0,) * 7, (0, 0, 0, 1, 1, 2, 2), (0,) * 20):
+        for near, far in (
+            ((2e-5, MEMORY_RATE), (2e-4, 1.25e8)),
+            ((1e-4, 1.25e8), (25 * MS, 2.5e7)),
+            ((25 * MS, 2.5e7), (25 * MS, 2.5e7)),
+        ):
+            network = NetworkModel.between(sites, latency=near[0], rate=near[1], far_latency=far[0], far_rate=far[1])
+            for op in ("all_reduce", "reduce", "reduce_scatter", "broadcast", "all_gather", "gather", "scatter"):
+                for nbytes in (4, 1 << 12, 1 << 16, 1 << 18, 1 << 22, 1 << 26):
+                    for thrifty in (False, True):
+                        if has_choice(op, len(sites), nbytes, sites):
+                            taken = choose(op, len(sites), nbytes, len(sites), sites, network, thrifty=thrifty)
+                            chosen.append(taken)
+    assert len(set(chosen)) > 3
+    digest = hashlib.sha256(" ".join(chosen).encode()).hexdigest()[:16]
+    assert (RULES, digest) == (2, "b00c719d5034ce70")
