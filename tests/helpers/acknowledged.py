@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from quicoll_transport.quic.controller import AckSample
 
 if TYPE_CHECKING:
-    from quicoll_transport.quic.arrival_line import Grant
+    from quicoll_transport.quic.arrival_line import FairRate
 
 __all__ = ["acknowledged"]
 
@@ -24,7 +24,7 @@ def acknowledged(
     rate: int | None = None,
     app_limited: bool = False,
     min_ns: int | None = None,
-    grant: Grant | None = None,
+    fair_rate: FairRate | None = None,
 ) -> AckSample:
     """Return the sample of an acknowledgement whose newest packet left one round trip ago.
 
@@ -39,7 +39,7 @@ def acknowledged(
         rate: Bytes a second; None: no sample could be taken.
         app_limited: Whether there was too little to send then.
         min_ns: The shortest round trip; None: this one.
-        grant: Of the receiver; None: nothing.
+        fair_rate: Of the receiver; None: nothing.
     """
     return AckSample(
         now_ns=now_ns,
@@ -56,5 +56,5 @@ def acknowledged(
         smoothed_ns=rtt_ns,
         min_ns=rtt_ns if min_ns is None else min_ns,
         sent_ns=now_ns - rtt_ns,
-        grant=grant,
+        fair_rate=fair_rate,
     )

@@ -12,7 +12,7 @@ from quicoll_transport.quic.bbr import Bbr, BbrState
 from quicoll_transport.quic.controller import LossSample
 
 if TYPE_CHECKING:
-    from quicoll_transport.quic.arrival_line import Grant
+    from quicoll_transport.quic.arrival_line import FairRate
 
 __all__ = ["CONTENTS", "RATE", "RTT", "SIZE", "Driven", "S", "cruising"]
 
@@ -42,7 +42,7 @@ class Driven:
         lost: int = 0,
         limited: bool = False,
         flight: int | None = None,
-        grant: Grant | None = None,
+        fair_rate: FairRate | None = None,
     ) -> None:
         """The answer to a round trip in which the path delivered at `rate`; `flight`: what is in flight after it."""
         self.now += rtt
@@ -61,7 +61,7 @@ class Driven:
                 prior_delivered=before,
                 rate=rate,
                 app_limited=limited,
-                grant=grant,
+                fair_rate=fair_rate,
             )
         )
         self._look()

@@ -128,7 +128,7 @@ class Transfer:
 
     arrived: how many have arrived by now. begin_ns: when the first is sent. hosts: who sends, and who receives; None:
     hosts that have nothing else to do. stamps: whether acknowledgements say when they were sent. arrivals: what comes
-    to the receiver of this, and what it grants; None: it grants nothing.
+    to the receiver of this, and what it allots; None: it allots nothing.
     """
 
     def __init__(
@@ -236,8 +236,8 @@ class Transfer:
         if came_ns is not None:
             read_ns, known_ns = self._read(0, came_ns)
             stamp_ns = self.now_ns + _AHEAD_NS if self._stamps else None
-            grant = None if self._arrivals is None else self._arrivals.grant(self.now_ns)
-            self._schedule("ack", (ranges, delay_ns, known_ns, stamp_ns, grant), read_ns)
+            fair_rate = None if self._arrivals is None else self._arrivals.fair_rate(self.now_ns)
+            self._schedule("ack", (ranges, delay_ns, known_ns, stamp_ns, fair_rate), read_ns)
 
     def _read(self, end: int, came_ns: int) -> tuple[int, int]:
         """When the sender (0) or the receiver (1) reads what comes at a time, and when it thinks that this came."""

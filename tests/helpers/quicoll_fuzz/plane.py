@@ -27,7 +27,7 @@ from quicoll_transport.quic.newreno import NewReno
 from quicoll_transport.quic.packets import seal
 from quicoll_transport.quic.parameters import (
     SENDS_PARITY,
-    TAKES_GRANTS,
+    TAKES_FAIR_RATES,
     TAKES_PARITY,
     TAKES_STAMPS,
     TransportParameters,
@@ -110,7 +110,7 @@ class PlaneFuzz:
             initial_max_streams_uni=STREAMS,
             active_connection_id_limit=CIDS,
             stateless_reset_token=bytes(16),
-            ours=SENDS_PARITY | TAKES_PARITY | TAKES_STAMPS | TAKES_GRANTS,
+            ours=SENDS_PARITY | TAKES_PARITY | TAKES_STAMPS | TAKES_FAIR_RATES,
         )
         secrets = rng.randbytes(32), rng.randbytes(32)
         handover = Handover(
@@ -212,7 +212,7 @@ class PlaneFuzz:
                     before += f.StampFrame(rng.choice((0, self.now // 1000, self._number()))).encode()
                 if rng.random() < 0.5:
                     rate = rng.choice((0, 1, 10**6, (1 << 61) - 1))
-                    before += f.GrantFrame(rate, is_full=rng.random() < 0.5).encode()
+                    before += f.FairRateFrame(rate, is_full=rng.random() < 0.5).encode()
                 if before:
                     return before + frame.encode()
             case 7:

@@ -1,10 +1,10 @@
-"""What a receiver grants to each of those who send to it: of what they bring, and of who has become silent."""
+"""What a receiver allots to each of those who send to it: of what they bring, and of who has become silent."""
 
 from __future__ import annotations
 
 import pytest
 
-from quicoll_transport.quic.arrival_line import ArrivalLine, Grant
+from quicoll_transport.quic.arrival_line import ArrivalLine, FairRate
 
 MS = 1_000_000
 S = 1_000_000_000
@@ -21,29 +21,29 @@ class Host:
         self.now, self.rtt = S, rtt
 
     def run(self, ms: int, *rates: int, wait: int = 0) -> list[tuple[int, bool] | None]:
-        """Let connections, in their order, bring so much for so long; what each of them is granted then."""
+        """Let connections, in their order, bring so much for so long; what each of them is allotted then."""
         for _ in range(ms):
             self.now += MS
             for share, rate in zip(self.shares, rates, strict=False):
                 if rate:
                     share.on_arrived(rate, self.rtt, self.now - wait)
-        return self.grants()
+        return self.fair_rates()
 
-    def grants(self) -> list[tuple[int, bool] | None]:
-        found = [share.grant(self.now) for share in self.shares]
-        return [None if grant is None else (round(grant.rate / K), grant.is_full) for grant in found]
+    def fair_rates(self) -> list[tuple[int, bool] | None]:
+        found = [share.fair_rate(self.now) for share in self.shares]
+        return [None if fair_rate is None else (round(fair_rate.rate / K), fair_rate.is_full) for fair_rate in found]
 
     @property
     def rate(self) -> int:
         return round(self.line.rate / K)
 
 
-def test_to_whom_alone_brings_something_nothing_is_granted() -> None:
+def test_to_whom_alone_brings_something_nothing_is_allotted() -> None:
     assert Host(1).run(300, 100) == [None]
     assert Host(3).run(300, 0, 100) == [None, None, None]
 
 
-def test_who_brings_less_than_an_equal_part_is_granted_that_and_the_others_what_is_left() -> None:
+def test_who_brings_less_than_an_equal_part_is_allotted_that_and_the_others_what_is_left() -> None:
     host = Host(3)
     equal, _, level = host.run(300, 60, 30, 10)[::-1]
     assert host.rate in (98, 99, 100), "within what a step of the measurement is"
@@ -51,11 +51,11 @@ def test_who_brings_less_than_an_equal_part_is_granted_that_and_the_others_what_
     assert level == (50, True), "what a quarter more of the others leaves: 100 - 37 - 12"
 
 
-def test_of_equal_parts_each_is_granted_one() -> None:
+def test_of_equal_parts_each_is_allotted_one() -> None:
     assert Host(4).run(300, 25, 25, 25, 25) == [(25, True)] * 4
 
 
-def test_who_is_left_is_granted_all_of_it_a_round_trip_after_the_others_are_silent() -> None:
+def test_who_is_left_is_allotted_all_of_it_a_round_trip_after_the_others_are_silent() -> None:
     host = Host(3)
     host.run(300, 50, 40, 10)
     assert host.run(40, 0, 0, 10)[2] == (33, False), "they may only pause"
@@ -66,8 +66,8 @@ def test_one_that_comes_back_is_counted_at_once() -> None:
     host = Host(3)
     host.run(300, 50, 40, 10)
     host.run(100, 0, 0, 30)
-    grants = host.run(60, 30, 30, 30)
-    assert {grant[0] for grant in grants if grant is not None} == {33}
+    fair_rates = host.run(60, 30, 30, 30)
+    assert {fair_rate[0] for fair_rate in fair_rates if fair_rate is not None} == {33}
 
 
 def test_whose_packets_are_few_takes_nothing_from_the_others() -> None:
@@ -121,7 +121,7 @@ def test_what_is_read_late_counts_from_when_it_came() -> None:
 
 
 @pytest.mark.parametrize("rtt", [None, 1 * MS])
-def test_within_a_site_and_before_a_round_trip_is_known_nothing_is_granted(rtt: int | None) -> None:
+def test_within_a_site_and_before_a_round_trip_is_known_nothing_is_allotted(rtt: int | None) -> None:
     assert Host(2, rtt=rtt).run(300, 50, 50) == [None, None]
 
 
@@ -136,12 +136,12 @@ def test_parts_of_a_rate_are_measured_over_the_longest_round_trip_of_all() -> No
         if at % 200 < 20:
             far.on_arrived(500, 200 * MS, now)
     assert 95 <= line.rate // K <= 110
-    assert near.grant(now) is not None
+    assert near.fair_rate(now) is not None
     assert 48 <= near.claim // K <= 51
     assert 45 <= far.claim // K <= 60
 
 
-def test_the_same_calls_lead_to_the_same_grants() -> None:
+def test_the_same_calls_lead_to_the_same_fair_rates() -> None:
     def run() -> list[list[tuple[int, bool] | None]]:
         host = Host(3)
         return [host.run(7, at % 50, 20, 50 - at % 50) for at in range(200)]
@@ -149,5 +149,5 @@ def test_the_same_calls_lead_to_the_same_grants() -> None:
     assert run() == run()
 
 
-def test_a_grant_says_what_it_is() -> None:
-    assert Grant(7, is_full=True) == (7, True)
+def test_a_fair_rate_says_what_it_is() -> None:
+    assert FairRate(7, is_full=True) == (7, True)

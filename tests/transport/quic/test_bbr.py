@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from recovery_link import MS
 
-from quicoll_transport.quic.arrival_line import Grant
+from quicoll_transport.quic.arrival_line import FairRate
 from quicoll_transport.quic.bbr import Bbr, BbrState
 from quicoll_transport.quic.path_memory import KnownPath, PathMemory, RememberedPath
 
@@ -511,20 +511,20 @@ def test_clumps_of_acknowledgements_leave_room_for_what_comes_between_them() -> 
             st.integers(0, 10**11),  # bytes a second
             st.integers(1, 2 * 10**9),  # round trip
             st.booleans(),
-            st.none() | st.builds(Grant, st.integers(0, (1 << 61) - 1), st.booleans()),
+            st.none() | st.builds(FairRate, st.integers(0, (1 << 61) - 1), st.booleans()),
         ),
         max_size=60,
     ),
 )
 def test_window_and_rate_are_within_bounds_and_the_same_again_whatever_is_told(
-    seed: int, calls: list[tuple[str, int, int, bool, Grant | None]]
+    seed: int, calls: list[tuple[str, int, int, bool, FairRate | None]]
 ) -> None:
     def run() -> list[tuple[int, int]]:
         driven, size, answers = Driven(seed), SIZE, []
-        for kind, rate, rtt, flag, grant in calls:
+        for kind, rate, rtt, flag, fair_rate in calls:
             before, bbr = driven.bbr.window, driven.bbr
             if kind == "ack":
-                driven.round(rate, rtt=rtt, limited=flag, grant=grant)
+                driven.round(rate, rtt=rtt, limited=flag, fair_rate=fair_rate)
                 acked = max(rate * rtt // S, SIZE)
                 assert bbr.window <= max(before + acked, 4 * size), "it grows by no more than what arrives"
             elif kind == "lost":

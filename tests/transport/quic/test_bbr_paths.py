@@ -11,7 +11,7 @@ import pytest
 from recovery_link import DATAGRAM, MS, BusyHost, Line, Transfer, run_together
 
 from quicoll_transport.quic.access_line import AccessLine
-from quicoll_transport.quic.arrival_line import ArrivalLine, ArrivalShare, Grant
+from quicoll_transport.quic.arrival_line import ArrivalLine, ArrivalShare, FairRate
 from quicoll_transport.quic.bbr import Bbr
 from quicoll_transport.quic.cubic import Cubic
 from quicoll_transport.quic.newreno import NewReno
@@ -263,10 +263,10 @@ def test_three_connections_of_a_host_leave_others_their_part_and_have_theirs(oth
     assert sum(parts) * DATAGRAM > 0.9 * RATE * 20
 
 
-def strangers(seed: int, *, granted: bool, queue: float = 1.0, loss: float = 0.001, count: int = 3) -> list[float]:
+def strangers(seed: int, *, told: bool, queue: float = 1.0, loss: float = 0.001, count: int = 3) -> list[float]:
     """Six operations of flows of several hosts to one receiver, each over what the line there takes for all of them.
 
-    Two of them have had it to themselves before, one after the other. granted: whether the receiver grants each of them
+    Two of them have had it to themselves before, one after the other. told: whether the receiver allots each of them
     a part.
     """
     rtt, arrivals = 50 * MS, ArrivalLine()
@@ -274,7 +274,7 @@ def strangers(seed: int, *, granted: bool, queue: float = 1.0, loss: float = 0.0
     flows = []
     for i in range(count):
         controller = Bbr(DATAGRAM, random.Random(seed * 10 + i).randbytes, None, AccessLine().join())
-        back, share = Line(7 + i, delay_ns=rtt // 2), arrivals.join() if granted else None
+        back, share = Line(7 + i, delay_ns=rtt // 2), arrivals.join() if told else None
         flow = Transfer(2, controller, line, back, paced=True, ack_delay_ns=5 * MS, stamps=True, arrivals=share)
         flows.append(flow)
     now_ns = 0
@@ -296,10 +296,10 @@ def strangers(seed: int, *, granted: bool, queue: float = 1.0, loss: float = 0.0
 
 @pytest.mark.parametrize(("queue", "loss", "most"), [(1.0, 0.001, 1.1), (0.25, 0.001, 1.25), (1.0, 0.02, 1.2)])
 def test_a_receiver_has_strangers_share_its_line(queue: float, loss: float, most: float) -> None:
-    """Without its grants each has what it found by chance, and the operation ends with who found least."""
+    """Without its fair rates each has what it found by chance, and the operation ends with who found least."""
     apart, together = (
-        [ratio for seed in (1, 2) for ratio in strangers(seed, granted=granted, queue=queue, loss=loss)]
-        for granted in (False, True)
+        [ratio for seed in (1, 2) for ratio in strangers(seed, told=told, queue=queue, loss=loss)]
+        for told in (False, True)
     )
     assert mean(together) < most
     assert mean(together) < mean(apart) - 0.08
@@ -308,7 +308,7 @@ def test_a_receiver_has_strangers_share_its_line(queue: float, loss: float, most
 
 @pytest.mark.slow
 def test_seven_strangers_share_it_as_well() -> None:
-    apart, together = (mean(strangers(1, granted=granted, count=7)) for granted in (False, True))
+    apart, together = (mean(strangers(1, told=told, count=7)) for told in (False, True))
     assert together < 1.2
     assert together < apart - 0.08
 
@@ -316,7 +316,7 @@ def test_seven_strangers_share_it_as_well() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("queue", [0.25, 1.0, 4.0])
 @pytest.mark.parametrize("other", ["cubic", "reno"])
-def test_strangers_with_grants_leave_others_their_part_and_have_theirs(other: str, queue: float) -> None:
+def test_strangers_with_fair_rates_leave_others_their_part_and_have_theirs(other: str, queue: float) -> None:
     """As connections of one host do: a third of an equal part is the least of each."""
     line, arrivals = bottleneck(queue), ArrivalLine()
     flows = [without_end(other, line, 3, seconds=30, begin_ns=3 * S // 2)]
@@ -335,11 +335,11 @@ def test_strangers_with_grants_leave_others_their_part_and_have_theirs(other: st
     parts = [flow.arrived - at for flow, at in zip(flows, before, strict=True)]
     assert min(parts) * 12 > sum(parts), parts
     assert sum(parts[1:]) * 3 > sum(parts), "nor have the three less than a third"
-    assert min(parts[1:]) * 2 > max(parts[1:]), "without grants one has twice what another has, where the queue is long"
+    assert min(parts[1:]) * 2 > max(parts[1:]), "without them one has twice what another has where the queue is long"
     assert sum(parts) * DATAGRAM > 0.9 * RATE * 20
 
 
-def test_a_grant_that_the_way_there_does_not_carry_costs_little_and_the_others_have_the_rest() -> None:
+def test_a_fair_rate_that_the_way_there_does_not_carry_costs_little_and_the_others_have_the_rest() -> None:
     """One comes by a line of its own of a fifth of the receiver's: it keeps to that, and the line is full."""
     rtt, arrivals = 50 * MS, ArrivalLine()
     line = bottleneck(1.0, rtt=rtt)
@@ -362,18 +362,18 @@ def test_a_grant_that_the_way_there_does_not_carry_costs_little_and_the_others_h
 class Liar(ArrivalShare):
     """A receiver that says what it likes."""
 
-    def __init__(self, said: Grant) -> None:
+    def __init__(self, said: FairRate) -> None:
         super().__init__(ArrivalLine())
         self._said = said
 
-    def grant(self, now_ns: int) -> Grant:
+    def fair_rate(self, now_ns: int) -> FairRate:
         return self._said
 
 
 @pytest.mark.parametrize("queue", [0.25, 1.0])
 @pytest.mark.parametrize("full", [False, True])
-def test_a_receiver_that_grants_without_measure_costs_its_path_a_few_packets(queue: float, full: bool) -> None:
-    line, liar = bottleneck(queue), Liar(Grant(1 << 60, full))
+def test_a_receiver_that_allots_without_measure_costs_its_path_a_few_packets(queue: float, full: bool) -> None:
+    line, liar = bottleneck(queue), Liar(FairRate(1 << 60, full))
     back, controller = Line(7, delay_ns=line.delay_ns), Bbr(DATAGRAM, random.Random(1).randbytes)
     flow = Transfer(40 * RATE // DATAGRAM, controller, line, back, paced=True, ack_delay_ns=5 * MS, arrivals=liar)
     run_together([flow], 20 * S)
@@ -382,7 +382,7 @@ def test_a_receiver_that_grants_without_measure_costs_its_path_a_few_packets(que
 
 
 def test_a_receivers_line_that_becomes_slower_is_followed() -> None:
-    """Its grants are too much for two periods; losses stay few."""
+    """Its fair rates are too much for two periods; losses stay few."""
     rtt, arrivals = 50 * MS, ArrivalLine()
     line = bottleneck(1.0, rtt=rtt)
     flows = []

@@ -16,9 +16,9 @@ from quicoll_transport.quic.frames import (
     CloseFrame,
     CryptoFrame,
     DataBlockedFrame,
+    FairRateFrame,
     Frame,
     FrameError,
-    GrantFrame,
     HandshakeDoneFrame,
     MaxDataFrame,
     MaxStreamDataFrame,
@@ -93,7 +93,7 @@ frames = st.one_of(
     st.builds(ProtectedFrame, number, number, number, st.lists(spans, max_size=20)),
     st.builds(RepairedFrame, number),
     st.builds(StampFrame, number),
-    st.builds(GrantFrame, st.integers(0, (1 << 61) - 1), st.booleans()),
+    st.builds(FairRateFrame, st.integers(0, (1 << 61) - 1), st.booleans()),
 )
 
 

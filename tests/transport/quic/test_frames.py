@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from quicoll_transport.quic.frames import (
     AckFrame,
     CloseFrame,
-    GrantFrame,
+    FairRateFrame,
     PingFrame,
     StampFrame,
     StreamFrame,
@@ -35,11 +35,11 @@ def ranges(draw: st.DrawFn) -> list[tuple[int, int]]:
     return found[::-1]
 
 
-def test_only_acknowledgements_with_their_stamps_and_grants_and_the_end_are_not_acknowledged() -> None:
+def test_only_acknowledgements_with_their_stamps_and_fair_rates_and_the_end_are_not_acknowledged() -> None:
     assert not asks_for_acknowledgement(AckFrame([(0, 1)], 0))
     assert not asks_for_acknowledgement(CloseFrame(0, None, b""))
     assert not asks_for_acknowledgement(StampFrame(0))
-    assert not asks_for_acknowledgement(GrantFrame(0, is_full=False))
+    assert not asks_for_acknowledgement(FairRateFrame(0, is_full=False))
     assert asks_for_acknowledgement(PingFrame())
     assert asks_for_acknowledgement(StreamFrame(0, 0, b""))
 

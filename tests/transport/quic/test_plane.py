@@ -401,7 +401,7 @@ def tell(net: PairNet, payload: bytes, *, side: int = 0) -> PlanePeer:
          CONNECTION_ID_LIMIT_ERROR),
         (b"\x06\x00\x40\xff", f.FRAME_ENCODING_ERROR),
         (f.StampFrame(1).encode(), f.FRAME_ENCODING_ERROR),
-        (f.GrantFrame(1, False).encode(), f.FRAME_ENCODING_ERROR),
+        (f.FairRateFrame(1, False).encode(), f.FRAME_ENCODING_ERROR),
     ],
 )  # fmt: skip
 def test_what_breaks_the_rules_of_quic_closes_with_its_code(join: Join, payload: bytes, code: int) -> None:

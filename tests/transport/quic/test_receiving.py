@@ -9,10 +9,10 @@ from lone_plane import AWAY, HOME, MS, OURS, LonePlane, flat
 
 from quicoll_transport.carrier import CLOSE_FORGOTTEN
 from quicoll_transport.quic import frames as f
-from quicoll_transport.quic.arrival_line import ArrivalLine, Grant
+from quicoll_transport.quic.arrival_line import ArrivalLine, FairRate
 from quicoll_transport.quic.connection_ids import reset_token
 from quicoll_transport.quic.frames import FRAME_ENCODING_ERROR, PROTOCOL_VIOLATION
-from quicoll_transport.quic.parameters import TAKES_GRANTS, TAKES_STAMPS
+from quicoll_transport.quic.parameters import TAKES_FAIR_RATES, TAKES_STAMPS
 
 S = 1000 * MS
 UNI = 2  # of a client
@@ -344,25 +344,25 @@ def test_a_stamp_is_of_its_own_packet_alone(monkeypatch: pytest.MonkeyPatch) -> 
     lone.settle()
     told: list[int | None] = []
     sender = lone.plane.sender
-    monkeypatch.setattr(sender, "on_ack", lambda frame, now_ns, arrived_ns, stamp_ns, grant: told.append(stamp_ns))
+    monkeypatch.setattr(sender, "on_ack", lambda frame, now_ns, arrived_ns, stamp_ns, fair_rate: told.append(stamp_ns))
     largest = sender.number
     lone.say(f.StampFrame(7), f.AckFrame([(0, largest)], 0))
     lone.say(f.AckFrame([(0, largest)], 0))
     assert told == [7000, None]
 
 
-# -- grants ----------------------------------------------------------------------------------------------------------
+# -- fair rates ------------------------------------------------------------------------------------------------------
 
 
 class TwoHosts:
-    """A plane whose peer asks for grants, and another host that brings as much to the same receiver."""
+    """A plane whose peer asks for fair rates, and another host that brings as much to the same receiver."""
 
-    def __init__(self, ours: int = TAKES_GRANTS) -> None:
+    def __init__(self, ours: int = TAKES_FAIR_RATES) -> None:
         arrivals = ArrivalLine()
         self.lone, self.other = LonePlane(ours=ours, arrivals=arrivals), arrivals.join()
         self.lone.settle()
         self.lone.plane.recovery.rtt.on_sample(50 * MS, 0)
-        self.grants: list[f.GrantFrame] = []
+        self.fair_rates: list[f.FairRateFrame] = []
 
     def bring(self, packets: int, nbytes: int) -> None:
         """Each of them brings so many packets, a millisecond apart."""
@@ -371,35 +371,35 @@ class TwoHosts:
             self.lone.say(f.StreamFrame(2, 0, bytes(nbytes)))
             frames = flat(self.lone.pass_time(MS))
             for at, frame in enumerate(frames):
-                if isinstance(frame, f.GrantFrame):
+                if isinstance(frame, f.FairRateFrame):
                     assert any(isinstance(later, f.AckFrame) for later in frames[at + 1 :]), "it stands before one"
-                    self.grants.append(frame)
+                    self.fair_rates.append(frame)
 
 
-def test_who_takes_grants_is_told_his_part_of_the_receivers_line() -> None:
+def test_who_takes_fair_rates_is_told_his_part_of_the_receivers_line() -> None:
     hosts = TwoHosts()
     hosts.bring(300, 1000)
-    assert hosts.grants
-    assert hosts.grants[-1].is_full
-    assert 900_000 < hosts.grants[-1].rate < 1_200_000, "half of what both bring, with their packets' heads"
+    assert hosts.fair_rates
+    assert hosts.fair_rates[-1].is_full
+    assert 900_000 < hosts.fair_rates[-1].rate < 1_200_000, "half of what both bring, with their packets' heads"
 
 
-def test_who_takes_no_grants_is_sent_none_and_may_send_none() -> None:
+def test_who_takes_no_fair_rates_is_sent_none_and_may_send_none() -> None:
     hosts = TwoHosts(ours=TAKES_STAMPS)
     hosts.bring(300, 1000)
-    assert not hosts.grants
-    hosts.lone.say(f.GrantFrame(1, is_full=False))
+    assert not hosts.fair_rates
+    hosts.lone.say(f.FairRateFrame(1, is_full=False))
     assert hosts.lone.code == FRAME_ENCODING_ERROR
 
 
-def test_a_grant_is_of_its_own_packet_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fair_rate_is_of_its_own_packet_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A packet without one says nothing of the line at the time at which it was sent."""
-    lone = LonePlane(ours=TAKES_GRANTS)
+    lone = LonePlane(ours=TAKES_FAIR_RATES)
     lone.settle()
-    told: list[Grant | None] = []
+    told: list[FairRate | None] = []
     sender = lone.plane.sender
-    monkeypatch.setattr(sender, "on_ack", lambda frame, now_ns, arrived_ns, stamp_ns, grant: told.append(grant))
+    monkeypatch.setattr(sender, "on_ack", lambda frame, now_ns, arrived_ns, stamp_ns, fair_rate: told.append(fair_rate))
     largest = sender.number
-    lone.say(f.GrantFrame(7000, is_full=True), f.AckFrame([(0, largest)], 0))
+    lone.say(f.FairRateFrame(7000, is_full=True), f.AckFrame([(0, largest)], 0))
     lone.say(f.AckFrame([(0, largest)], 0))
-    assert told == [Grant(7000, is_full=True), None]
+    assert told == [FairRate(7000, is_full=True), None]

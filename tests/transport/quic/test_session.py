@@ -627,7 +627,7 @@ def test_what_comes_to_one_endpoint_by_all_connections_is_taken_together(credent
             assert share._line is own
 
 
-def test_who_does_not_ask_for_grants_is_not_counted(credentials_of: CredentialsOf) -> None:
+def test_who_does_not_ask_for_fair_rates_is_not_counted(credentials_of: CredentialsOf) -> None:
     """CUBIC has no use for them."""
     config = SessionConfig()
     client = dial(credentials_of("a"), config=config)

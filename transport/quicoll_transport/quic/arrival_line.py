@@ -5,8 +5,9 @@ is chance: it looks for more every few seconds, and so one that began beside two
 of the receiver's line long after those are done. (All_reduce of 16 MiB among four ranks, of which one receives 50
 Mbit/s and the others 200: three senders with 8, 16 and 30 Mbit/s of those 50, and the operation took 1.27 of the ideal
 in the median, 1.45 at the 90th percentile.) The receiver knows: what it was brought, by how many, and who has just
-become silent. So it grants each of them a rate with its acknowledgements. Homa (SIGCOMM 2018) and NDP (SIGCOMM 2017)
-have receivers pace each packet; here a sender remains free, and takes a grant for a hint: see `bbr`.
+become silent. So it allots each of them a rate with its acknowledgements, as RCP (SIGCOMM 2006) has routers do. Homa
+(SIGCOMM 2018) and NDP (SIGCOMM 2017) have receivers pace each packet; here a sender remains free, and takes its fair
+rate for a hint: see `bbr`.
 
 What is known
     claim       of each connection: the rate at which it brings now, over the longest round trip of all
@@ -16,21 +17,21 @@ What is known
                 comes by a line is one packet after the other, so nothing makes this larger than the line is
 
 What follows
-    grant       to who brings less than an equal part of the rate: that part; to the others what the rate leaves where
+    fair rate   of who brings less than an equal part of the rate: that part; of the others what the rate leaves where
                 everyone has a quarter more than he brings, and no more than he needs (max-min fairness)
-    full        two at least are busy, and bring nearly the rate: so whoever brings more than is granted to him does it
+    full        two at least are busy, and bring nearly the rate: so whoever brings more than is allotted to him does it
                 at the cost of another
 
 Invariants
-    Nothing is granted where one connection alone was busy of late: its own sender knows the path best.
-    A grant is never above the rate, nor below an equal part of it.
+    Nothing is allotted where one connection alone was busy of late: its own sender knows the path best.
+    A fair rate is never above the rate, nor below an equal part of it.
     The same calls lead to the same answers; connections are in the order in which they became busy.
 
 Failure cases
-    A line that has become slower: for two periods more is granted than it carries. A sender tries a grant and keeps to
-    what came of it.
-    A sender whose own path is slower than its grant: it finds that out, and the others are granted what it leaves.
-    A line that was never full: the rate is what came, and less than the line; grants lower nobody who has no queue.
+    A line that has become slower: for two periods more is allotted than it carries. A sender tries a fair rate and
+    keeps to what came of it.
+    A sender whose own path is slower than its fair rate: it finds that out, and the others are allotted what it leaves.
+    A line that was never full: the rate is what came, and less than the line; fair rates lower nobody who has no queue.
     Connections by two lines: the rate is that of both together.
     Round trips below `_LEAST_RTT_NS`, within a site, take no part: there the processors are the line.
 """
@@ -42,18 +43,18 @@ from typing import NamedTuple
 from quicoll_transport.quic.fairness import level_of
 from quicoll_transport.quic.sliding_rate import SlidingRate
 
-__all__ = ["ArrivalLine", "ArrivalShare", "Grant"]
+__all__ = ["ArrivalLine", "ArrivalShare", "FairRate"]
 
 _LEAST_RTT_NS = 5_000_000
 _LEAST_NS = 20_000_000  # in which a rate is measured
 _PERIOD_NS = 2_500_000_000
-_EVERY_NS = 1_000_000  # grants are made anew
+_EVERY_NS = 1_000_000  # fair rates are made anew
 _FULL = 85  # of a hundred
 _FEW = 16  # of the rate
 _MORE = 125  # of a hundred
 
 
-class Grant(NamedTuple):
+class FairRate(NamedTuple):
     """What a receiver lets a sender know: bytes a second that it may send, and whether the line there is full."""
 
     rate: int
@@ -74,7 +75,7 @@ class ArrivalLine:
         self._all = SlidingRate()
         # what is made anew
         self._made_ns = -_EVERY_NS
-        self._equal = self._level = 0  # 0: nothing is granted
+        self._equal = self._level = 0  # 0: nothing is allotted
         self._full = False
 
     def join(self) -> ArrivalShare:
@@ -97,7 +98,7 @@ class ArrivalLine:
         self.rate = max(self._before, self._now)
 
     def look(self, now_ns: int) -> None:
-        """Make grants anew, if it is time."""
+        """Make fair rates anew, if it is time."""
         if now_ns - self._made_ns < _EVERY_NS:
             return
         self._made_ns = now_ns
@@ -119,12 +120,12 @@ class ArrivalLine:
         self._level = self.rate - sum(more[:-1]) if level is None else level
         self._full = len(claims) > 1 and sum(claims) * 100 >= self.rate * _FULL
 
-    def grant(self, member: ArrivalShare, now_ns: int) -> Grant | None:
-        """Return what a connection is granted; None: nothing."""
+    def fair_rate(self, member: ArrivalShare, now_ns: int) -> FairRate | None:
+        """Return what a connection is allotted; None: nothing."""
         self.look(now_ns)
         if not self._equal or member not in self._members:
             return None
-        return Grant(self._equal if member.claim < self._equal else self._level, self._full)
+        return FairRate(self._equal if member.claim < self._equal else self._level, self._full)
 
 
 class ArrivalShare:
@@ -155,6 +156,6 @@ class ArrivalShare:
         self.trip_ns, self.heard_ns = trip_ns, max(arrived_ns, self.heard_ns)
         self._line.on_arrived(self, nbytes, arrived_ns)
 
-    def grant(self, now_ns: int) -> Grant | None:
-        """Return what its sender is to be granted; None: nothing."""
-        return self._line.grant(self, now_ns)
+    def fair_rate(self, now_ns: int) -> FairRate | None:
+        """Return what its sender is to be allotted; None: nothing."""
+        return self._line.fair_rate(self, now_ns)

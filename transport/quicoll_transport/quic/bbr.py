@@ -25,8 +25,8 @@ States (5.1); rate and window are in hundredths of the bandwidth and of the path
                           quarters of the rate delivered, and without too much loss, the memory was right, and UP
                           follows, or DOWN where there is a queue; else what was measured counts, and DRAIN follows.
                           If that first UP brings a fifth more and no queue, the memory was too low: STARTUP from
-                          there. And from DOWN, CRUISE, REFILL or UP where the receiver grants clearly more than is
-                          sent; then DOWN follows where the grant was right: see `grant_trial`
+                          there. And from DOWN, CRUISE, REFILL or UP where the receiver allots clearly more than is
+                          sent; then DOWN follows where the fair rate was right: see `fair_rate_trial`
     PROBE_RTT   100,  50  half of the path's contents for 200 ms and a round, from any state, where the shortest round
                           trip was not seen for five seconds (5.3.4)
 
@@ -44,9 +44,9 @@ up for: the bandwidth is the largest that was seen, in a round trip in which nex
 more as is lost a queue grew while it cruised, and a burst of losses on top of it looked like others: it gave way, again
 and again, and had 63 % of a path that loses 2 % in bursts of eight.)
 
-Others' hosts. Connections of several hosts that send to one know nothing of each other; their receiver does, and grants
+Others' hosts. Connections of several hosts that send to one know nothing of each other; their receiver does, and allots
 each of them a part of its line (`arrival_line`). Who has more than that where the line is full, and a queue, goes DOWN
-with what is granted. Whether the path carries more is RESUME's to find out.
+with what is allotted. Whether the path carries more is RESUME's to find out.
 
 A queue that stands. Acknowledgements that wait behind data of the other direction come together, and a sample of their
 rate is above the path's; the largest counts, so with data both ways the bandwidth is believed a tenth too high. Then a
@@ -94,8 +94,8 @@ Failure cases
     then a queue of one round trip stands, or what it gives follows the losses.
     A memory that is wrong: twice the truth puts at most another content of the path into the queue, for two rounds, and
     half of it is left by UP and STARTUP.
-    A receiver that grants too much, or too little: what the path carries counts, and `grant_trial` says for how long a
-    wrong grant may be followed.
+    A receiver that allots too much, or too little: what the path carries counts, and `fair_rate_trial` says for how
+    long a wrong fair rate may be followed.
     Another path: a new controller, by recovery.
 """
 
@@ -105,9 +105,9 @@ from collections.abc import Callable
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from quicoll_transport.quic.arrival_line import Grant
+from quicoll_transport.quic.arrival_line import FairRate
 from quicoll_transport.quic.congestion_signs import CongestionSigns
-from quicoll_transport.quic.grant_trial import GrantTrial
+from quicoll_transport.quic.fair_rate_trial import FairRateTrial
 from quicoll_transport.quic.limits import Limits, LimitsBefore
 from quicoll_transport.quic.path_memory import KnownPath, RememberedPath
 from quicoll_transport.quic.path_model import PARTS, Aggregation, Bandwidth, Noise, Train
@@ -174,7 +174,7 @@ _GAINS = {
 
 _QUIET = (BbrState.DOWN, BbrState.CRUISE, BbrState.REFILL, BbrState.RESUME, BbrState.PROBE_RTT)  # what is lost is noise
 
-_HEEDING = (BbrState.DOWN, BbrState.CRUISE, BbrState.REFILL, BbrState.UP)  # a grant
+_HEEDING = (BbrState.DOWN, BbrState.CRUISE, BbrState.REFILL, BbrState.UP)  # a fair rate
 
 _SEEKING = (BbrState.STARTUP, BbrState.RESUME)  # the rate: mates bound nothing
 
@@ -229,7 +229,7 @@ class Bbr:
         self._wait_ns, self._waiting_since_ns, self._waiting_since_round = 0, 0, 0
         self._tested, self._measured = 0, 0  # RESUME: bytes delivered at which it began, and the best rate since
         self._is_resumed = False  # UP is the first after RESUME
-        self._trial = GrantTrial()  # of what RESUME tries, if it is no memory
+        self._trial = FairRateTrial()  # of what RESUME tries, if it is no memory
         self._quiet_until_ns: int | None = None  # PROBE_RTT: since no more is in flight than it allows, and until then
 
     # -- what it says ------------------------------------------------------------------------------------------------
@@ -327,8 +327,8 @@ class Bbr:
         if sample.prior_delivered >= self._round_end:
             self._end_round(sample)
         self._advance(sample)
-        if sample.grant is not None:
-            self._heed(sample.grant, sample)
+        if sample.fair_rate is not None:
+            self._heed(sample.fair_rate, sample)
         if (trip_ns := self.signs.shortest.value_ns) is not None:
             claim = 0 if self.state is BbrState.STARTUP else self._claim
             self._limits.share(claim, trip_ns, sample, bound=self.state not in _SEEKING)
@@ -520,13 +520,13 @@ class Bbr:
 
     def _end_resume(self, now_ns: int, *, is_right: bool) -> None:
         self._is_full = True
-        granted = self._trial.is_on
-        if granted:
+        allotted = self._trial.is_on
+        if allotted:
             self._trial.end(self.bandwidth.value, self._round, is_right=is_right)
         if not is_right:
             self.bandwidth.begin_with(self._measured or max(self.bandwidth.value // 2, 1))
             self._go(BbrState.DRAIN)
-        elif granted:
+        elif allotted:
             self._go_down(now_ns)
         elif self.signs.has_queue():
             self.bandwidth.begin_with(min(self.bandwidth.value, self._measured))
@@ -536,14 +536,14 @@ class Bbr:
             self._is_resumed = True
         self._tell(now_ns)
 
-    # -- what the receiver grants ------------------------------------------------------------------------------------
+    # -- what the receiver allots ------------------------------------------------------------------------------------
 
-    def _heed(self, grant: Grant, sample: AckSample) -> None:
-        """Take the part of the receiver's line that is granted, and no more where that is another's."""
+    def _heed(self, fair_rate: FairRate, sample: AckSample) -> None:
+        """Take the part of the receiver's line that is allotted, and no more where that is another's."""
         rate, queue = self._bounded, self.signs.has_queue()
         if self.state not in _HEEDING or not rate:
             return
-        lowered = self._trial.lowered(grant, rate, queue=queue)
+        lowered = self._trial.lowered(fair_rate, rate, queue=queue)
         if lowered is not None:
             self.bandwidth.cut(lowered)
             self._limits.end_giving()
@@ -552,7 +552,7 @@ class Bbr:
             else:
                 self._go(BbrState.DOWN)
         elif not sample.app_limited:
-            mine = Grant(self._limits.at_most(grant.rate), grant.is_full)
+            mine = FairRate(self._limits.at_most(fair_rate.rate), fair_rate.is_full)
             believed = rate if self._limits.slow is None else self.bandwidth.value
             tried = self._trial.worth(mine, rate, believed, queue=queue, count=self._round)
             if tried is not None:

@@ -28,7 +28,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from quicoll_transport.quic.arrival_line import Grant
+    from quicoll_transport.quic.arrival_line import FairRate
 
 __all__ = ["AckSample", "Controller", "LossBased", "LossSample", "minimum_window", "paced_rate", "start_window"]
 
@@ -49,7 +49,7 @@ class AckSample(NamedTuple):
     app_limited: there was too little to send when the newest of these packets was sent.
     rtt_ns: this round trip, without the peer's delay; None: it gave no sample. smoothed_ns, min_ns: of all.
     sent_ns: when the newest of these packets was sent.
-    grant: what the receiver has granted with it; None: nothing.
+    fair_rate: what the receiver has allotted with it; None: nothing.
     """
 
     now_ns: int
@@ -66,7 +66,7 @@ class AckSample(NamedTuple):
     smoothed_ns: int
     min_ns: int
     sent_ns: int
-    grant: Grant | None = None
+    fair_rate: FairRate | None = None
 
     def fills(self, window: int, *, slow_start: bool) -> bool:
         """Return whether so large a window was in use, which it has to be to grow (RFC 9002 section 7.8).

@@ -22,9 +22,9 @@ from quicoll_transport.quic.frames import (
     CloseFrame,
     CryptoFrame,
     DataBlockedFrame,
+    FairRateFrame,
     Frame,
     FrameError,
-    GrantFrame,
     HandshakeDoneFrame,
     MaxDataFrame,
     MaxStreamDataFrame,
@@ -235,7 +235,7 @@ def _read_own(view: memoryview, at: int, kind: int) -> tuple[Frame, int]:
     if which == 0x53:
         return StampFrame(first), behind
     if which == 0x54:
-        return GrantFrame(first >> 1, bool(first & 1)), behind
+        return FairRateFrame(first >> 1, bool(first & 1)), behind
     set_id = first
     if which == 0x50:
         return _read_protected(view, behind, set_id)

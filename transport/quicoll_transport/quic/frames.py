@@ -3,8 +3,8 @@
 `frame_reader` is the inverse of `encode`.
 
 Five of them are not of RFC 9000 but ours: three about parity (`protection`, `repairs`); a stamp, which says when its
-packet was sent (`peer_clock`); and a grant of the line by which its sender receives (`arrival_line`). They may be sent
-to whom has said in its transport parameters that it takes them (section 19.21). Their types begin with the byte
+packet was sent (`peer_clock`); and a fair rate, of the line by which its sender receives (`arrival_line`). They may be
+sent to whom has said in its transport parameters that it takes them (section 19.21). Their types begin with the byte
 OWN_FRAMES:
 
     protected (type 0x2a50) {        parity (0x2a51) {           repaired (0x2a52) {
@@ -18,12 +18,12 @@ OWN_FRAMES:
         2 * length + fin (i),          stamp (0x2a53) {
       },                                 microseconds (i): of a clock of the sender's
     }                                  }
-                                       grant (0x2a54) {
+                                       fair rate (0x2a54) {
                                          2 * rate + full (i): bytes a second
                                        }
 
 A packet is to be acknowledged when it has another frame than ACK, PADDING, CONNECTION_CLOSE (section 13.2), stamps and
-grants: see `asks_for_acknowledgement`.
+fair rates: see `asks_for_acknowledgement`.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ __all__ = [
     "CloseFrame",
     "CryptoFrame",
     "DataBlockedFrame",
+    "FairRateFrame",
     "Frame",
     "FrameError",
-    "GrantFrame",
     "HandshakeDoneFrame",
     "MaxDataFrame",
     "MaxStreamDataFrame",
@@ -319,7 +319,7 @@ class StampFrame(NamedTuple):
         return b"\x6a\x53" + varint(self.sent_us)
 
 
-class GrantFrame(NamedTuple):
+class FairRateFrame(NamedTuple):
     """What the receiver of this may send, in bytes a second, and whether the line there is full; an ACK follows."""
 
     rate: int
@@ -377,11 +377,11 @@ Frame: TypeAlias = (
     | ParityFrame
     | RepairedFrame
     | StampFrame
-    | GrantFrame
+    | FairRateFrame
 )
 
 
-_SILENT = (AckFrame, CloseFrame, StampFrame, GrantFrame)
+_SILENT = (AckFrame, CloseFrame, StampFrame, FairRateFrame)
 
 
 def asks_for_acknowledgement(frame: Frame) -> bool:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SENDS_PARITY",
-    "TAKES_GRANTS",
+    "TAKES_FAIR_RATES",
     "TAKES_PARITY",
     "TAKES_STAMPS",
     "TransportParameters",
@@ -40,7 +40,7 @@ __all__ = [
 
 _PARAMETERS_BYTES = 1024
 _OURS = 0x2A50B6E3  # the parameter's id, of those for private use (RFC 9000 section 22.1); its value is one byte
-TAKES_PARITY, SENDS_PARITY, TAKES_STAMPS, TAKES_GRANTS = 1, 2, 4, 8
+TAKES_PARITY, SENDS_PARITY, TAKES_STAMPS, TAKES_FAIR_RATES = 1, 2, 4, 8
 _STREAMS = 128  # that a peer may open at once, before the plane allows more
 
 
@@ -52,7 +52,7 @@ class TransportParameters:
         max_idle_timeout: Milliseconds; 0: none.
         stateless_reset_token: Of a server's first connection id; None for a client.
         max_ack_delay: Milliseconds.
-        ours: The sum of TAKES_PARITY, SENDS_PARITY, TAKES_STAMPS, TAKES_GRANTS, as far as they hold; it is our own.
+        ours: The sum of TAKES_PARITY, SENDS_PARITY, TAKES_STAMPS, TAKES_FAIR_RATES, as far as they hold; it is our own.
     """
 
     max_idle_timeout: int = 0
@@ -74,7 +74,7 @@ class TransportParameters:
 def local_parameters(config: SessionConfig) -> TransportParameters:
     """Return what we tell a peer, but for the reset token of a server."""
     window, is_bbr = config.window_bytes, config.congestion == "bbr"
-    ours = TAKES_STAMPS | TAKES_GRANTS if is_bbr else 0
+    ours = TAKES_STAMPS | TAKES_FAIR_RATES if is_bbr else 0
     if config.parity != "off":
         ours |= TAKES_PARITY | (SENDS_PARITY if is_bbr else 0)
     return TransportParameters(

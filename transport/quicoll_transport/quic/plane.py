@@ -31,7 +31,7 @@ from quicoll_transport.quic.inbound import InboundStreams, StreamReader
 from quicoll_transport.quic.keys import KeyPhases, PacketError
 from quicoll_transport.quic.outbound import OutboundStreams
 from quicoll_transport.quic.pacer import Pacer
-from quicoll_transport.quic.parameters import SENDS_PARITY, TAKES_GRANTS, TAKES_PARITY, TAKES_STAMPS
+from quicoll_transport.quic.parameters import SENDS_PARITY, TAKES_FAIR_RATES, TAKES_PARITY, TAKES_STAMPS
 from quicoll_transport.quic.paths import Paths
 from quicoll_transport.quic.protection import TailProtection
 from quicoll_transport.quic.receiving import Receiver
@@ -81,7 +81,7 @@ class Plane:
             reader: Takes what streams bring.
             controller: Makes congestion control for a path with datagrams of so many bytes.
             mtu: Begins the search for the size of datagrams, on each path.
-            arrivals: Is told what comes, and says what the peer is granted if that asks for it.
+            arrivals: Is told what comes, and says what the peer is allotted if that asks for it.
             key_packets: Packets to protect with one key before the next is asked for.
             forged_packets: Packets that fail their authentication until the connection is closed.
             initial_rtt_ns: Of a path of which nothing is known.
@@ -146,7 +146,7 @@ class Plane:
             ending=self.ending,
             ack_delay_exponent=remote.ack_delay_exponent,
             stamps_since_ns=now_ns if remote.ours & TAKES_STAMPS else None,
-            arrivals=arrivals if remote.ours & TAKES_GRANTS else None,
+            arrivals=arrivals if remote.ours & TAKES_FAIR_RATES else None,
             protection=self.protection,
             trace=trace,
         )
@@ -165,8 +165,8 @@ class Plane:
             protection=self.protection,
             repairs=self.repairs,
             takes_stamps=bool(local.ours & TAKES_STAMPS),
-            takes_grants=bool(local.ours & TAKES_GRANTS),
-            arrivals=arrivals if remote.ours & TAKES_GRANTS else None,
+            takes_fair_rates=bool(local.ours & TAKES_FAIR_RATES),
+            arrivals=arrivals if remote.ours & TAKES_FAIR_RATES else None,
             trace=trace,
         )
         if not is_client:

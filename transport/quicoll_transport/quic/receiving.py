@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from quicoll_transport.quic import frames as quic
-from quicoll_transport.quic.arrival_line import Grant
+from quicoll_transport.quic.arrival_line import FairRate
 from quicoll_transport.quic.frame_reader import read_frames
 from quicoll_transport.quic.frames import FRAME_ENCODING_ERROR, PROTOCOL_VIOLATION, FrameError, asks_for_acknowledgement
 from quicoll_transport.quic.packets import Slabs, open_packet, open_run
@@ -79,15 +79,15 @@ class Receiver:
         protection: TailProtection | None,
         repairs: Repairs | None,
         takes_stamps: bool,
-        takes_grants: bool,
+        takes_fair_rates: bool,
         arrivals: ArrivalShare | None,
         trace: PlaneTrace | None,
     ) -> None:
         """Begin with what the plane is made of.
 
-        follow_paths: called with each packet that has changed what `paths` says. takes_stamps, takes_grants: whether
-        the peer was asked for them. arrivals: is told what comes of the peer; None: nobody is. protection, repairs:
-        None: no parity was agreed on. trace: None: nobody traces.
+        follow_paths: called with each packet that has changed what `paths` says. takes_stamps, takes_fair_rates:
+        whether the peer was asked for them. arrivals: is told what comes of the peer; None: nobody is. protection,
+        repairs: None: no parity was agreed on. trace: None: nobody traces.
         """
         self._trace = trace
         self.confirmed = not is_client
@@ -104,7 +104,7 @@ class Receiver:
         self._ending = ending
         self._follow_paths = follow_paths
         self._repairs = repairs
-        self._takes_stamps, self._takes_grants = takes_stamps, takes_grants
+        self._takes_stamps, self._takes_fair_rates = takes_stamps, takes_fair_rates
         self._arrivals = arrivals
         self._slabs = Slabs()
         self._now_ns = self._arrived_ns = 0  # when the packets that are being looked at came to this host
@@ -112,12 +112,12 @@ class Receiver:
         self._cid = b""
         # of the packet whose frames are being looked at, if it has them
         self._stamp_ns: int | None = None
-        self._grant: Grant | None = None
+        self._fair_rate: FairRate | None = None
         self._take: dict[type, Callable[..., None]] = {
             quic.StreamFrame: self._on_stream,
             quic.AckFrame: self._on_ack,
             quic.StampFrame: self._on_stamp,
-            quic.GrantFrame: self._on_grant,
+            quic.FairRateFrame: self._on_fair_rate,
             quic.MaxDataFrame: lambda frame: outbound.on_max_data(frame.limit),
             quic.MaxStreamDataFrame: outbound.on_max_stream_data,
             quic.MaxStreamsFrame: outbound.on_max_streams,
@@ -315,7 +315,7 @@ class Receiver:
     def _frames(self, payload: bytes) -> tuple[bool, bool]:
         """Take the frames of a packet; whether they ask for an acknowledgement, and whether they only probe (9.1)."""
         eliciting, probing = False, True
-        self._stamp_ns = self._grant = None
+        self._stamp_ns = self._fair_rate = None
         for frame in read_frames(payload):
             kind = type(frame)
             eliciting = eliciting or asks_for_acknowledgement(frame)
@@ -338,17 +338,17 @@ class Receiver:
             self._keep(self._repairs, frame.stream_id, frame.offset, data, len(data))
 
     def _on_ack(self, frame: quic.AckFrame) -> None:
-        self._sender.on_ack(frame, self._now_ns, self._arrived_ns, self._stamp_ns, self._grant)
+        self._sender.on_ack(frame, self._now_ns, self._arrived_ns, self._stamp_ns, self._fair_rate)
 
     def _on_stamp(self, frame: quic.StampFrame) -> None:
         if not self._takes_stamps:
             raise FrameError(FRAME_ENCODING_ERROR, "a stamp where none was asked for")
         self._stamp_ns = frame.sent_us * 1000
 
-    def _on_grant(self, frame: quic.GrantFrame) -> None:
-        if not self._takes_grants:
-            raise FrameError(FRAME_ENCODING_ERROR, "a grant where none was asked for")
-        self._grant = Grant(frame.rate, frame.is_full)
+    def _on_fair_rate(self, frame: quic.FairRateFrame) -> None:
+        if not self._takes_fair_rates:
+            raise FrameError(FRAME_ENCODING_ERROR, "a fair rate where none was asked for")
+        self._fair_rate = FairRate(frame.rate, frame.is_full)
 
     def _on_path_response(self, frame: quic.PathResponseFrame) -> None:
         self._paths.on_response(frame.data, self._now_ns)

@@ -52,7 +52,7 @@ from quicoll_transport.quic.peer_clock import PeerClock
 from quicoll_transport.quic.rtt import GRANULARITY_NS, RoundTrips
 
 if TYPE_CHECKING:
-    from quicoll_transport.quic.arrival_line import Grant
+    from quicoll_transport.quic.arrival_line import FairRate
 
 __all__ = ["AckOutcome", "LossRecovery", "PacketRun", "TimeoutOutcome"]
 
@@ -244,7 +244,7 @@ class LossRecovery(Generic[Item]):
         now_ns: int,
         arrived_ns: int | None = None,
         stamp_ns: int | None = None,
-        grant: Grant | None = None,
+        fair_rate: FairRate | None = None,
     ) -> AckOutcome[Item]:
         """Take an acknowledgement.
 
@@ -254,7 +254,7 @@ class LossRecovery(Generic[Item]):
             now_ns: The time.
             arrived_ns: When it came to this host; None: now.
             stamp_ns: When it was sent, by the peer's clock; None: the peer does not say.
-            grant: What the peer lets us send; None: it does not say.
+            fair_rate: What the peer lets us send; None: it does not say.
         """
         self._forget(now_ns)
         prior = self.in_flight
@@ -271,7 +271,7 @@ class LossRecovery(Generic[Item]):
         lost = self._detect(now_ns, prior)
         if acked or late:
             self._backoff = 0
-            self._tell_acked(acked, late, prior, rtt_ns, path_ns, now_ns, grant)
+            self._tell_acked(acked, late, prior, rtt_ns, path_ns, now_ns, fair_rate)
         return AckOutcome(late + acked, lost)
 
     def deadline(self) -> int | None:
@@ -389,7 +389,7 @@ class LossRecovery(Generic[Item]):
         rtt_ns: int | None,
         path_ns: int,
         now_ns: int,
-        grant: Grant | None,
+        fair_rate: FairRate | None,
     ) -> None:
         total = fresh = 0
         newest: PacketRun[Item] | None = None
@@ -421,7 +421,7 @@ class LossRecovery(Generic[Item]):
                 smoothed_ns=self.rtt.smoothed_ns,
                 min_ns=self.rtt.min_ns or self.rtt.smoothed_ns,
                 sent_ns=newest.sent_ns,
-                grant=grant,
+                fair_rate=fair_rate,
             )
         )
 

@@ -35,8 +35,8 @@ from quicoll_transport.quic.control import Saying
 from quicoll_transport.quic.frames import (
     PROTOCOL_VIOLATION,
     AckFrame,
+    FairRateFrame,
     FrameError,
-    GrantFrame,
     PathChallengeFrame,
     PathResponseFrame,
     StampFrame,
@@ -52,7 +52,7 @@ from quicoll_transport.quic.varint import varint, varint_size
 if TYPE_CHECKING:
     from quicoll_transport.net.addresses import Address
     from quicoll_transport.quic.acknowledgements import Acknowledgements
-    from quicoll_transport.quic.arrival_line import ArrivalShare, Grant
+    from quicoll_transport.quic.arrival_line import ArrivalShare, FairRate
     from quicoll_transport.quic.closing import ConnectionEnd
     from quicoll_transport.quic.connection_ids import OwnIds, PeerIds
     from quicoll_transport.quic.control import ControlFrames
@@ -105,7 +105,7 @@ class Sender:
         trace: PlaneTrace | None,
     ) -> None:
         """ack_delay_exponent: the peer's. stamps_since_ns: when the clock begins by which the peer is told when ACKs
-        are sent; None: it is not told. arrivals: what comes of the peer, and what it is granted; None: it is not told.
+        are sent; None: it is not told. arrivals: what comes of the peer, and what it is allotted; None: it is not told.
         protection: None: no parity. trace: None: nobody traces."""
         self._trace = trace
         self.number = 0
@@ -139,11 +139,16 @@ class Sender:
     # -- what came back ------------------------------------------------------------------------------------------
 
     def on_ack(
-        self, frame: AckFrame, now_ns: int, arrived_ns: int, stamp_ns: int | None = None, grant: Grant | None = None
+        self,
+        frame: AckFrame,
+        now_ns: int,
+        arrived_ns: int,
+        stamp_ns: int | None = None,
+        fair_rate: FairRate | None = None,
     ) -> None:
         """Take an ACK frame that came to this host at `arrived_ns`.
 
-        stamp_ns: when it was sent, by the peer's clock. grant: what the peer lets us send. None: it does not say.
+        stamp_ns: when it was sent, by the peer's clock. fair_rate: what the peer lets us send. None: it does not say.
 
         Raises FrameError when it acknowledges what was never sent.
         """
@@ -152,7 +157,7 @@ class Sender:
             raise FrameError(PROTOCOL_VIOLATION, "an acknowledgement of what was never sent")  # RFC 9000 section 13.1
         delay_ns = min(frame.delay << self._delay_shift, 1 << 40) * 1000
         self._keys.on_acknowledged(largest)
-        outcome = self.recovery.on_ack(frame.ranges, delay_ns, now_ns, arrived_ns, stamp_ns, grant)
+        outcome = self.recovery.on_ack(frame.ranges, delay_ns, now_ns, arrived_ns, stamp_ns, fair_rate)
         if self._trace is not None:
             self._trace.metrics(self.recovery)
         self._arrived(outcome.acked, now_ns)
@@ -336,9 +341,9 @@ class Sender:
                 parts.append(stamp)  # before the ACK, which it is about
                 room -= len(stamp)
             if self._arrivals is not None and room >= _STAMP_ROOM:
-                grant = self._arrivals.grant(now_ns)
-                if grant is not None:
-                    told_rate = GrantFrame(grant.rate, grant.is_full).encode()
+                fair_rate = self._arrivals.fair_rate(now_ns)
+                if fair_rate is not None:
+                    told_rate = FairRateFrame(fair_rate.rate, fair_rate.is_full).encode()
                     parts.append(told_rate)
                     room -= len(told_rate)
             frame, told = acknowledgements.frame(now_ns, room)

@@ -1,12 +1,12 @@
-"""What becomes of a rate that a receiver grants: whether it is tried, and when it is tried again. Sans-IO, integers.
+"""What becomes of a rate that a receiver allots: whether it is tried, and when it is tried again. Sans-IO, integers.
 
 The receiver knows its own line (`arrival_line`), and nothing of the path that leads there, of what else its sender
-sends, nor of flows that are not quicoll's. So a grant is a hint.
+sends, nor of flows that are not quicoll's. So a fair rate is a hint.
 
-    lowered     who sends more than he is granted, at a line that is full, with a queue on his path: he has another's
+    lowered     who sends more than he is allotted, at a line that is full, with a queue on his path: he has another's
                 part. To a quarter of what he sends at the least, at a time
-    tried       where a grant is clearly more than he sends, and he has more to send: at that rate, for two rounds, as
-                with a rate that is remembered (`bbr`, RESUME). Four times what he sends at the most, at a time; with
+    tried       where a fair rate is clearly more than he sends, and he has more to send: at that rate, for two rounds,
+                as with a rate that is remembered (`bbr`, RESUME). Four times what he sends at the most, at a time; with
                 a queue on his path only where the line is full, for then it is that of those who are lowered. Who has
                 given way to others' losses does not come back to what he had by this, but to clearly more than that
     refused     the path did not carry it. That rate, or nearly that, is tried again after 4 rounds, after 8, 16, ... 64
@@ -23,17 +23,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from quicoll_transport.quic.arrival_line import Grant
+    from quicoll_transport.quic.arrival_line import FairRate
 
-__all__ = ["GrantTrial"]
+__all__ = ["FairRateTrial"]
 
-_ABOVE = 105  # of a hundred, of a grant
+_ABOVE = 105  # of a hundred, of a fair rate
 _WORTH = 115  # of a hundred, of what is sent
 _MOST, _LEAST = 400, 25  # of a hundred, likewise
 _PATIENCE, _MOST_PATIENCE = 4, 64  # rounds
 
 
-class GrantTrial:
+class FairRateTrial:
     """See the module's head. is_on: one is being tried."""
 
     __slots__ = ("_began_round", "_patience", "_refused", "_refused_round", "is_on")
@@ -44,25 +44,25 @@ class GrantTrial:
         self._refused, self._refused_round = 0, 0  # what the path did not carry, and when; 0: it did
         self._patience = _PATIENCE
 
-    def lowered(self, grant: Grant, rate: int, *, queue: bool) -> int | None:
+    def lowered(self, fair_rate: FairRate, rate: int, *, queue: bool) -> int | None:
         """Return the rate for who sends at `rate` at the expense of others; None: he does not."""
-        if not (grant.is_full and queue) or rate * 100 <= grant.rate * _ABOVE:
+        if not (fair_rate.is_full and queue) or rate * 100 <= fair_rate.rate * _ABOVE:
             return None
-        return max(grant.rate, rate * _LEAST // 100, 1)
+        return max(fair_rate.rate, rate * _LEAST // 100, 1)
 
-    def worth(self, grant: Grant, rate: int, believed: int, *, queue: bool, count: int) -> int | None:
+    def worth(self, fair_rate: FairRate, rate: int, believed: int, *, queue: bool, count: int) -> int | None:
         """Return the rate to try, in round `count`; None: none is.
 
         Args:
-            grant: What is granted.
+            fair_rate: What is allotted.
             rate: At which he sends.
             believed: The same, before he gave way to others.
             queue: Whether there is one on the path.
             count: The round.
         """
-        if queue and not grant.is_full:
+        if queue and not fair_rate.is_full:
             return None
-        wanted = min(grant.rate, rate * _MOST // 100)
+        wanted = min(fair_rate.rate, rate * _MOST // 100)
         if wanted * 100 <= believed * _WORTH or self._was_refused(wanted, count):
             return None
         return wanted
@@ -72,7 +72,7 @@ class GrantTrial:
         return is_like and count - self._refused_round < self._patience
 
     def begin(self, count: int) -> None:
-        """A grant is tried from round `count` on."""
+        """A fair rate is tried from round `count` on."""
         self.is_on, self._began_round = True, count
 
     def blames(self, count: int) -> bool:
