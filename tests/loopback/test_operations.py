@@ -17,6 +17,7 @@ from quicoll.collectives.objects import MAX_OBJECT_BYTES
 from quicoll.engine.calls import site_numbers
 from quicoll.engine.communicator import Communicator
 from quicoll.numerics.bundle import Joined
+from quicoll.plan.choice import RULES
 from quicoll.testing import cluster
 
 ALGORITHMS = ["auto", "direct", "tree", "hierarchical", "exchange"]
@@ -87,6 +88,19 @@ async def test_ranks_of_two_sites_agree_on_one_algorithm_and_the_bits_stay() -> 
             assert {array.tobytes() for array in got} == {want}
 
 
+async def test_ranks_of_two_versions_that_choose_differently_are_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure(communicator: Communicator, ranks: tuple[int, ...]) -> tuple[int, ...]:
+        return RULES + communicator.rank, *(1 for _ in ranks), *(1 << 30 for _ in ranks)
+
+    monkeypatch.setattr(Communicator, "_measured", measure)
+    async with cluster(2) as jobs:
+        x = np.ones(1 << 20, np.float32)
+        ends = await asyncio.gather(*(job.group.all_reduce(x) for job in jobs), return_exceptions=True)
+    assert [type(end) for end in ends] == [Mismatch] * 2
+    assert "rank 1 (worker-1) chooses algorithms by rules" in str(ends[0])
+    assert "different versions of quicoll" in str(ends[0])
+
+
 async def test_ranks_that_measure_different_things_choose_alike_and_agree_once_in_a_view(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -99,7 +113,7 @@ async def test_ranks_that_measure_different_things_choose_alike_and_agree_once_i
         """Rank 1 is the only one that sees how far away it is."""
         measured.append(communicator.rank)
         far = [1 << 17 if communicator.rank == 1 and rank != 1 else 1 for rank in ranks]
-        return *far, *(1 << 30 - communicator.rank for _ in far)
+        return RULES, *far, *(1 << 30 - communicator.rank for _ in far)
 
     def watch(op: str, world: int, nbytes: int, *rest: Any, **options: Any) -> str:
         networks.append(rest[2])
@@ -143,7 +157,8 @@ async def test_a_gather_goes_by_what_is_measured_and_the_group_agrees_on_it_by_t
 
     def measure(communicator: Communicator, ranks: tuple[int, ...]) -> tuple[int, ...]:
         measured.append(communicator.rank)
-        return *(far if communicator.rank // 2 != rank // 2 else 1 for rank in ranks), *(1 << 30 for _ in ranks)
+        latency = [far if communicator.rank // 2 != rank // 2 else 1 for rank in ranks]
+        return RULES, *latency, *(1 << 30 for _ in ranks)
 
     def watch(op: str, world: int, nbytes: int, *rest: Any, **options: Any) -> str:
         chosen.append((real(op, world, nbytes, *rest, **options), rest[2]))
