@@ -221,16 +221,29 @@ def three_of_a_host(seed: int, *, share: bool) -> list[float]:
         flow.now_ns = now_ns
         flow.ask(packets)
         now_ns = flow.run() + rtt
-    packets, ratios = 960, []
+    return six_operations(flows, 960, now_ns, rate=rate, rtt=rtt)
+
+
+def six_operations(flows: list[Transfer], packets: int, now_ns: int, *, rate: int, rtt: int) -> list[float]:
+    """Let all flows have so many packets to send, six times; each over what the line alone takes for all of them."""
+    ratios = []
     for _ in range(6):
         for flow in flows:
             flow.now_ns = now_ns
             flow.ask(packets)
         run_together(flows, now_ns + 20 * S)
         end_ns = max(flow.now_ns for flow in flows)
-        ratios.append((end_ns - now_ns) / (3 * packets * DATAGRAM * S / rate + rtt))
+        ratios.append((end_ns - now_ns) / (len(flows) * packets * DATAGRAM * S / rate + rtt))
         now_ns = end_ns + rtt
     return ratios
+
+
+def parts_of_twenty_seconds(flows: list[Transfer]) -> list[int]:
+    """Packets of each flow that arrive from the tenth second to the thirtieth."""
+    run_together(flows, 10 * S)
+    before = [flow.arrived for flow in flows]
+    run_together(flows, 30 * S)
+    return [flow.arrived - at for flow, at in zip(flows, before, strict=True)]
 
 
 def test_connections_of_one_host_share_its_line() -> None:
@@ -253,10 +266,7 @@ def test_three_connections_of_a_host_leave_others_their_part_and_have_theirs(oth
         controller = Bbr(DATAGRAM, random.Random(i).randbytes, None, access.join())
         back, packets = Line(7 + i, delay_ns=line.delay_ns), 30 * RATE // DATAGRAM + 1
         flows.append(Transfer(packets, controller, line, back, paced=True, ack_delay_ns=5 * MS, begin_ns=i * S // 2))
-    run_together(flows, 10 * S)
-    before = [flow.arrived for flow in flows]
-    run_together(flows, 30 * S)
-    parts = [flow.arrived - at for flow, at in zip(flows, before, strict=True)]
+    parts = parts_of_twenty_seconds(flows)
     assert min(parts) * 12 > sum(parts), parts
     assert sum(parts[1:]) * 4 > sum(parts), "nor has the host less than a quarter"
     assert min(parts[1:]) * 3 > max(parts[1:]) * 2, "the three are alike"
@@ -282,16 +292,7 @@ def strangers(seed: int, *, told: bool, queue: float = 1.0, loss: float = 0.001,
         flow.now_ns = now_ns
         flow.ask(packets)
         now_ns = flow.run() + rtt
-    packets, ratios = 3600 // count, []
-    for _ in range(6):
-        for flow in flows:
-            flow.now_ns = now_ns
-            flow.ask(packets)
-        run_together(flows, now_ns + 20 * S)
-        end_ns = max(flow.now_ns for flow in flows)
-        ratios.append((end_ns - now_ns) / (count * packets * DATAGRAM * S / RATE + rtt))
-        now_ns = end_ns + rtt
-    return ratios
+    return six_operations(flows, 3600 // count, now_ns, rate=RATE, rtt=rtt)
 
 
 @pytest.mark.parametrize(("queue", "loss", "most"), [(1.0, 0.001, 1.1), (0.25, 0.001, 1.25), (1.0, 0.02, 1.2)])
@@ -329,10 +330,7 @@ def test_strangers_with_fair_rates_leave_others_their_part_and_have_theirs(other
                 packets, controller, line, back, paced=True, ack_delay_ns=5 * MS, begin_ns=begin_ns, arrivals=share
             )
         )
-    run_together(flows, 10 * S)
-    before = [flow.arrived for flow in flows]
-    run_together(flows, 30 * S)
-    parts = [flow.arrived - at for flow, at in zip(flows, before, strict=True)]
+    parts = parts_of_twenty_seconds(flows)
     assert min(parts) * 12 > sum(parts), parts
     assert sum(parts[1:]) * 3 > sum(parts), "nor have the three less than a third"
     assert min(parts[1:]) * 2 > max(parts[1:]), "without them one has twice what another has where the queue is long"
