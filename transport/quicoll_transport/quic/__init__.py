@@ -17,7 +17,7 @@ so that either side may be any QUIC. From the top:
     controller        how much may be in flight: `bbr` with its `path_model` and `limits`, `cubic`, `newreno`;
                       `path_memory` what is remembered of that; `pacer` when it leaves; `mtu` how large
     access_line       how much all of a host's connections may send together; `arrival_line` what a receiver allots each
-                      of its senders, `fair_rate_trial` what one makes of that; `fairness`, `sliding_rate`
+                      of its senders, `fair_rate_trial` what one makes of that; `fairness`, `sliding_rate`, `peak_rate`
     acknowledgements  what has arrived, and when the peer is told
     connection_ids, paths, closing, control
     packets           protection of packets, one and many; `keys` what protects them

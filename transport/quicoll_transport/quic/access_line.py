@@ -11,9 +11,8 @@ What is known
     claim       of each connection: the bandwidth that its controller believes in; 0 while it looks for it
     busy        it has sent within a quarter of its round trip, with more than a few packets in flight
     rate        of the line: the most that all connections together have delivered in two round trips of the longest of
-                them, by the time of the paths; of two periods of `_PERIOD_NS`, the present one and the one before. Only
-                time counts in which somebody was not limited by the application, so a silence makes it neither larger
-                nor smaller
+                them, by the time of the paths, lately (`peak_rate`). The line had something to carry where somebody was
+                not limited by the application
     given       of each connection: what it has taken off the line by giving way while the line was full
 
 What follows
@@ -52,6 +51,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quicoll_transport.quic.fairness import level_of
+from quicoll_transport.quic.peak_rate import PERIOD_NS, PeakRate
 from quicoll_transport.quic.sliding_rate import SlidingRate
 
 if TYPE_CHECKING:
@@ -64,7 +64,6 @@ _LEAST_RTT_NS = 5_000_000
 _BUSY = 4  # a round trip's part
 _ROUNDS = 2  # in which the rate is measured
 _HEARD_ROUNDS = 2  # for which packets of who is silent count
-_PERIOD_NS = 2_500_000_000
 _EVERY_NS = 1_000_000  # level and rooms are made anew
 _FULL = 85  # of a hundred
 _FEW = 16  # of the rate: who has less than this part of it under way counts for nothing beside others
@@ -73,36 +72,26 @@ _ACK_NS = 6_000_000  # for so long a peer keeps an acknowledgement back
 
 
 class AccessLine:
-    """See the module's head. rate: bytes a second; 0 before it is known. level: None: nothing is bound."""
+    """See the module's head. level: None: nothing is bound."""
 
-    __slots__ = (
-        "_before",
-        "_delivered",
-        "_full",
-        "_known",
-        "_last_ns",
-        "_made_ns",
-        "_members",
-        "_now",
-        "_passed_ns",
-        "_spare",
-        "_trip_ns",
-        "level",
-        "rate",
-    )
+    __slots__ = ("_delivered", "_full", "_known", "_made_ns", "_members", "_peak", "_spare", "_trip_ns", "level")
 
     def __init__(self) -> None:
-        self.rate = self._before = self._now = 0
-        self._passed_ns, self._last_ns = 0, 0  # of this period; when somebody was not limited last
         self._members: dict[AccessShare, None] = {}  # an ordered set: those that were busy lately
         self._trip_ns = 0  # the longest of theirs
         self._delivered = SlidingRate()
+        self._peak = PeakRate()
         # what is made anew
         self._made_ns = -_EVERY_NS
         self.level: int | None = None
         self._full: int | None = None  # the line is full for who claims so much; None: it is not
         self._spare: int | None = None  # the rate that nobody's packets take; None: nobody's room is bound
         self._known = 0  # the rate, or the largest claim
+
+    @property
+    def rate(self) -> int:
+        """Bytes a second; 0 before it is known."""
+        return self._peak.rate
 
     def join(self) -> AccessShare:
         """Return what one connection tells and asks."""
@@ -116,20 +105,16 @@ class AccessLine:
     def on_delivered(self, trip_ns: int, sample: AckSample) -> None:
         """Take note of what a connection with such a round trip has delivered."""
         if not sample.app_limited:
-            self._passed_ns += min(max(sample.now_ns - self._last_ns, 0), trip_ns)
-            self._last_ns = sample.now_ns
-        if self._passed_ns >= _PERIOD_NS:
-            self._passed_ns, self._before, self._now = 0, self._now, 0
+            self._peak.pass_until(sample.now_ns, trip_ns)
         self._delivered.total += sample.acked
-        self._now = max(self._now, self._delivered.measure(sample.path_ns, _ROUNDS * self._trip_ns))
-        self.rate = max(self._before, self._now)
+        self._peak.on_measured(self._delivered.measure(sample.path_ns, _ROUNDS * self._trip_ns))
 
     def look(self, now_ns: int) -> None:
         """Make level and rooms anew, if it is time."""
         if now_ns - self._made_ns < _EVERY_NS:
             return
         self._made_ns = now_ns
-        for member in [one for one in self._members if one.heard_ns + _PERIOD_NS < now_ns]:
+        for member in [one for one in self._members if one.heard_ns + PERIOD_NS < now_ns]:
             del self._members[member]
         self._trip_ns = max((member.trip_ns for member in self._members), default=0)
         busy = [member for member in self._members if member.until_ns >= now_ns]
@@ -176,7 +161,7 @@ class AccessShare:
     def __init__(self, line: AccessLine) -> None:
         self._line = line
         self.claim = self.given = self.in_flight = self.load = self.trip_ns = 0
-        self.heard_ns = self.until_ns = -_PERIOD_NS
+        self.heard_ns = self.until_ns = -PERIOD_NS
 
     def on_sent(self, in_flight: int, now_ns: int, *, few: bool) -> None:
         """Take note that it sends; `few`: packets are in flight."""

@@ -12,9 +12,8 @@ rate for a hint: see `bbr`.
 What is known
     claim       of each connection: the rate at which it brings now, over the longest round trip of all
     busy        it has brought something within that time, and more than a sixteenth of the line's rate
-    rate        of the line: the most that all together have brought in such a time; of two periods of `_PERIOD_NS`, the
-                present one and the one before, of which only time counts in which somebody brought something. What
-                comes by a line is one packet after the other, so nothing makes this larger than the line is
+    rate        of the line: the most that all together have brought in such a time, lately (`peak_rate`). What comes by
+                a line is one packet after the other, so nothing makes this larger than the line is
 
 What follows
     fair rate   of who brings less than an equal part of the rate: that part; of the others what the rate leaves where
@@ -41,13 +40,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from quicoll_transport.quic.fairness import level_of
+from quicoll_transport.quic.peak_rate import PERIOD_NS, PeakRate
 from quicoll_transport.quic.sliding_rate import SlidingRate
 
 __all__ = ["ArrivalLine", "ArrivalShare", "FairRate"]
 
 _LEAST_RTT_NS = 5_000_000
 _LEAST_NS = 20_000_000  # in which a rate is measured
-_PERIOD_NS = 2_500_000_000
 _EVERY_NS = 1_000_000  # fair rates are made anew
 _FULL = 85  # of a hundred
 _FEW = 16  # of the rate
@@ -62,21 +61,24 @@ class FairRate(NamedTuple):
 
 
 class ArrivalLine:
-    """See the module's head. rate: bytes a second; 0 before it is known."""
+    """See the module's head."""
 
-    __slots__ = ("_all", "_before", "_equal", "_full", "_last_ns", "_level", "_made_ns", "_members", "_now",
-                 "_passed_ns", "_within_ns", "rate")  # fmt: skip
+    __slots__ = ("_all", "_equal", "_full", "_level", "_made_ns", "_members", "_peak", "_within_ns")
 
     def __init__(self) -> None:
-        self.rate = self._before = self._now = 0
-        self._passed_ns, self._last_ns = 0, 0  # of this period; when something came last
         self._members: dict[ArrivalShare, None] = {}  # an ordered set: those that brought something lately
         self._within_ns = _LEAST_NS
         self._all = SlidingRate()
+        self._peak = PeakRate()
         # what is made anew
         self._made_ns = -_EVERY_NS
         self._equal = self._level = 0  # 0: nothing is allotted
         self._full = False
+
+    @property
+    def rate(self) -> int:
+        """Bytes a second; 0 before it is known."""
+        return self._peak.rate
 
     def join(self) -> ArrivalShare:
         """Return what one connection tells and asks."""
@@ -87,22 +89,18 @@ class ArrivalLine:
         if member not in self._members:
             self._members[member] = None
             self._within_ns = max(self._within_ns, member.trip_ns)
-        self._passed_ns += min(max(arrived_ns - self._last_ns, 0), self._within_ns)
-        self._last_ns = max(arrived_ns, self._last_ns)
-        if self._passed_ns >= _PERIOD_NS:
-            self._passed_ns, self._before, self._now = 0, self._now, 0
+        self._peak.pass_until(arrived_ns, self._within_ns)
         member.rate.total += nbytes
         member.rate.measure(arrived_ns, self._within_ns)
         self._all.total += nbytes
-        self._now = max(self._now, self._all.measure(arrived_ns, self._within_ns))
-        self.rate = max(self._before, self._now)
+        self._peak.on_measured(self._all.measure(arrived_ns, self._within_ns))
 
     def look(self, now_ns: int) -> None:
         """Make fair rates anew, if it is time."""
         if now_ns - self._made_ns < _EVERY_NS:
             return
         self._made_ns = now_ns
-        for member in [one for one in self._members if one.heard_ns + _PERIOD_NS < now_ns]:
+        for member in [one for one in self._members if one.heard_ns + PERIOD_NS < now_ns]:
             del self._members[member]
         self._within_ns = max(_LEAST_NS, max((member.trip_ns for member in self._members), default=0))
         claims = []
@@ -141,7 +139,7 @@ class ArrivalShare:
         self._line = line
         self.rate = SlidingRate()
         self.claim = self.trip_ns = 0
-        self.heard_ns = -_PERIOD_NS
+        self.heard_ns = -PERIOD_NS
 
     def on_arrived(self, nbytes: int, trip_ns: int | None, arrived_ns: int) -> None:
         """Take note of what has come.
