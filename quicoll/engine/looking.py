@@ -212,7 +212,7 @@ class LookingSelector(selectors.DefaultSelector):
             self.asleep = False
             if placed is not None:
                 self.placing.woke(placed)
-            if self._share is not None:
+            if self._share is not None and self._share.counts:
                 self._share.slept(self._used())
 
     def _keep_to_share(self) -> None:
@@ -222,7 +222,10 @@ class LookingSelector(selectors.DefaultSelector):
             self._share = EngineShare(self._part, now, self._used(), rest_ns=self._rest_ns)
         if not self._share.is_due(now):
             return
-        rest = self._share.rest(now, self._used(), self._hurried)
+        if self._hurried():
+            self._share.hurry(now)
+            return
+        rest = self._share.rest(now, self._used())
         if not rest:
             return
         self.resting = True

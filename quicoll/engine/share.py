@@ -15,8 +15,10 @@ an eighth of the time, and with 7 % of it they took as long as without any overl
     contended      it had to wait for Python's lock: of late, so within the last `BELIEVED_NS`. A thread that does not
                    sleep of its own will is put to sleep by nothing else, so the kernel's count of voluntary switches,
                    less its own sleeps, says so
-    at ease        not contended, or what the engine does may not wait (`hurried`): somebody waits for it, or no share
-                   is named and not only calls through memory are under way. Debts are forgiven
+    hurried        what the engine does may not wait: somebody waits for it, or no share is named and not only calls
+                   through memory are under way. Debts are forgiven, and nothing is asked of the system until that is
+                   over: to ask took a twentieth of the engine's time in an empty step
+    at ease        not contended, or hurried
     owing          from the first debt until there is all the credit again; where no share is named it rests no longer
                    once that has lasted for `PATIENCE_NS`
     it rests       contended, with a debt, and nothing is hurried: until time has paid the debt, for at most REST_NS
@@ -37,7 +39,6 @@ share, and rests for nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 __all__ = ["BELIEVED_NS", "LEAST_NS", "MOST_NS", "PATIENCE_NS", "REST_NS", "REST_PART", "SHARE", "EngineShare", "Used"]
@@ -62,18 +63,20 @@ class Used(NamedTuple):
 
 
 class EngineShare:
-    """The engine's part of the time; see the module's head."""
+    """The engine's part of the time; see the module's head. counts: whether its own sleeps are to be told (`slept`)."""
 
     __slots__ = (
         "_contended_ns",
         "_cpu_ns",
         "_credit",
+        "_due_ns",
         "_owing_ns",
         "_patience_ns",
         "_rest_ns",
         "_seen_ns",
         "_share",
         "_switches",
+        "counts",
     )
 
     def __init__(self, share: float | None, now_ns: int, used: Used, *, rest_ns: int = REST_NS) -> None:
@@ -92,26 +95,38 @@ class EngineShare:
         self._credit = MOST_NS
         self._contended_ns = now_ns - BELIEVED_NS - 1
         self._seen_ns = now_ns
+        self._due_ns = now_ns + LEAST_NS
+        self.counts = True
         self._cpu_ns, self._switches = used
 
     def is_due(self, now_ns: int) -> bool:
-        """Return whether to call `rest` now: not more often than pays."""
-        return now_ns - self._seen_ns >= LEAST_NS
+        """Return whether to call `rest` or `hurry` now: not more often than pays."""
+        return now_ns >= self._due_ns
 
-    def rest(self, now_ns: int, used: Used, hurried: Callable[[], bool]) -> int:
-        """Return for how long to rest now, in nanoseconds; `slept` follows where that is not 0.
+    def hurry(self, now_ns: int) -> None:
+        """Take note that what the engine does may not wait now; its figures need not be read."""
+        self._due_ns = now_ns + LEAST_NS
+        self._credit = max(self._credit, 0)
+        self.counts = False
+
+    def rest(self, now_ns: int, used: Used) -> int:
+        """Return for how long to rest now, in nanoseconds, where nothing is hurried; then `slept` follows, unless 0.
 
         Args:
             now_ns: The time.
             used: By the engine's thread until now.
-            hurried: Whether what it does may not wait; asked only where it matters.
         """
         passed, took = now_ns - self._seen_ns, used.cpu_ns - self._cpu_ns
-        if self._switches is not None and used.switches is not None and used.switches > self._switches:
+        counted, self.counts = self.counts, True
+        if not counted:
+            pass  # its sleeps of that time were not told
+        elif self._switches is not None and used.switches is not None and used.switches > self._switches:
             self._contended_ns = now_ns
-        self._seen_ns = now_ns
+        self._seen_ns, self._due_ns = now_ns, now_ns + LEAST_NS
         self._cpu_ns, self._switches = used
         self._credit = min(MOST_NS, self._credit + round(passed * self._share) - took)
+        if not counted:
+            self._credit = max(self._credit, 0)
         if self._credit >= 0:
             if self._credit == MOST_NS:
                 self._owing_ns = None
@@ -119,7 +134,7 @@ class EngineShare:
         if self._owing_ns is None:
             self._owing_ns = now_ns
         tired = self._patience_ns is not None and now_ns - self._owing_ns > self._patience_ns
-        if tired or now_ns - self._contended_ns > BELIEVED_NS or self._share >= 1 or hurried():
+        if tired or now_ns - self._contended_ns > BELIEVED_NS or self._share >= 1:
             self._credit = 0
             return 0
         return min(self._rest_ns, round(-self._credit / self._share))

@@ -251,7 +251,8 @@ def test_who_rests_goes_on_when_somebody_begins_to_wait(monkeypatch: pytest.Monk
 
         monkeypatch.setattr(selector._roused, "wait", middle)
         selector.select(0)  # the first turn, before which nothing is known of the thread
-        for when, asked, rested in ((1, [False], 0), (2, [False, True], 0), (3, [False, True], 1)):  # noqa: B007 - `awaited` uses it
+        again = (9, [False], 0)  # the first turn after a wait, likewise
+        for when, asked, rested in ((1, [False], 0), again, (2, [False, True], 0), (3, [False, True], 1)):  # noqa: B007 - `awaited` uses it
             answers.clear()
             rests.clear()
             assert selector.select(0) == []
@@ -265,6 +266,21 @@ def test_without_a_bound_nothing_is_asked_of_the_thread() -> None:
     with LookingSelector(Clock(), used=lambda: pytest.fail("it was asked")) as selector:
         for _ in range(100):
             selector.select(0)
+
+
+def test_while_it_may_not_wait_nothing_is_asked_of_the_thread() -> None:
+    busy = Busy()
+    asked: list[int] = []
+
+    def used() -> Used:
+        asked.append(busy.turns)
+        return busy.used()
+
+    with LookingSelector(busy.clock, share=0.1, hurried=lambda: True, used=used) as selector:
+        for _ in range(100):
+            selector.select(0)
+            selector.select(1e-5)  # a sleep
+    assert len(asked) == 1, "at its beginning"
 
 
 def test_four_looks_that_find_something_pay_for_one_in_vain() -> None:

@@ -17,7 +17,6 @@ class Thread:
         self.cpu = 7 * MS
         self.switches: int | None = 3 if counts else None
         self.share = EngineShare(share, self.now, self.used)
-        self.asked = 0
 
     @property
     def used(self) -> Used:
@@ -25,16 +24,14 @@ class Thread:
 
     def turn(self, ns: int, *, waits: int = 0, switches: int = 0, awaited: bool = False) -> int:
         """Run for `ns` and wait for the lock for `waits`; then rest as long as may be. Return for how long."""
-
-        def asked() -> bool:
-            self.asked += 1
-            return awaited
-
         self.now += ns + waits
         self.cpu += ns
         if self.switches is not None:
             self.switches += switches
-        rest = self.share.rest(self.now, self.used, asked)
+        if awaited:
+            self.share.hurry(self.now)
+            return 0
+        rest = self.share.rest(self.now, self.used)
         if rest:
             self.sleep(rest)
         return rest
@@ -43,7 +40,8 @@ class Thread:
         self.now += ns
         if self.switches is not None:
             self.switches += 1
-        self.share.slept(self.used)
+        if self.share.counts:
+            self.share.slept(self.used)
 
 
 @pytest.mark.parametrize("share", [0.05, 0.1, 0.5])
@@ -65,7 +63,6 @@ def test_a_small_operation_is_not_made_to_wait() -> None:
     thread = Thread(0.1)
     thread.sleep(50 * MS)
     assert thread.turn(MOST_NS, switches=4) == 0
-    assert thread.asked == 0
 
 
 def test_where_nobody_competes_it_never_rests() -> None:
@@ -80,6 +77,24 @@ def test_while_somebody_waits_it_never_rests_and_owes_nothing_afterwards() -> No
     for _ in range(100):
         assert thread.turn(5 * MS, switches=2, awaited=True) == 0
     assert thread.turn(LEAST_NS, switches=2) <= LEAST_NS * 10  # what it has taken since
+
+
+def test_its_own_sleeps_while_somebody_waited_are_no_contention_afterwards() -> None:
+    thread = Thread(0.1)
+    for _ in range(50):
+        thread.turn(5 * MS, awaited=True)
+        thread.sleep(MS)
+    assert [thread.turn(5 * MS) for _ in range(20)] == [0] * 20, "nobody else has computed"
+
+
+def test_time_in_which_somebody_waited_and_little_was_done_is_credit() -> None:
+    thread = Thread(None)
+    while thread.share._owing_ns is None:
+        thread.turn(MS, switches=1)
+    thread.turn(LEAST_NS, awaited=True)
+    thread.sleep(round(2 * MOST_NS / SHARE))
+    assert thread.turn(LEAST_NS) == 0
+    assert thread.share._owing_ns is None, "the next work that lasts is spread anew"
 
 
 def test_a_rest_is_never_longer_than_it_may_be() -> None:
@@ -132,5 +147,7 @@ def test_it_is_asked_no_more_often_than_pays() -> None:
     thread = Thread(0.1)
     assert not thread.share.is_due(thread.now + LEAST_NS - 1)
     assert thread.share.is_due(thread.now + LEAST_NS)
-    thread.turn(LEAST_NS)
-    assert not thread.share.is_due(thread.now)
+    for awaited in (False, True, False):
+        thread.turn(LEAST_NS, awaited=awaited)
+        assert not thread.share.is_due(thread.now + LEAST_NS - 1)
+        assert thread.share.is_due(thread.now + LEAST_NS)
