@@ -241,6 +241,7 @@ class CoordinatorCore:
             now_ns: The time now.
             incarnation: Of the process at the other end of the link; None where a node has one link at most.
         """
+        stays = False
         if isinstance(message, Join) and incarnation not in (None, message.incarnation):
             reason = f"{node} joins as incarnation {message.incarnation} over a link of incarnation {incarnation}"
             self._out.refuse(node, incarnation or 0, reason)
@@ -255,8 +256,8 @@ class CoordinatorCore:
                 return
             if isinstance(message, Measured) and self._take_measured(node, message, now_ns):
                 return
-            self._dispatch(candidate, message, now_ns)
-        self._due.look(now_ns)
+            stays = self._dispatch(candidate, message, now_ns)
+        self._due.look(now_ns, stays=stays)
 
     def saw(self, node: str, address: tuple[str, int], *, now_ns: int) -> bool:
         """Take in where a node's datagrams come from: views that are made from now on tell the others.
@@ -365,8 +366,12 @@ class CoordinatorCore:
 
     # Messages
 
-    def _dispatch(self, candidate: Candidate, message: MemberMessage, now_ns: int) -> None:
-        """Give a message of a node that has joined to the part that it concerns."""
+    def _dispatch(self, candidate: Candidate, message: MemberMessage, now_ns: int) -> bool:
+        """Give a message of a node that has joined to the part that it concerns.
+
+        Returns:
+            Whether the installed view was found to stay as it is.
+        """
         match message:
             case Leave():
                 self._leaving.leave(candidate, message, now_ns)
@@ -379,14 +384,15 @@ class CoordinatorCore:
             case Join():
                 raise LocalError("a Join makes a candidate, it does not come from one")
             case _:
-                self._dispatch_in_view(candidate, message, now_ns)
+                return self._dispatch_in_view(candidate, message, now_ns)
+        return False
 
     def _dispatch_in_view(
         self,
         candidate: Candidate,
         message: Confirm | Decline | Report | BeginStep | Vote | Learn | Measured,
         now_ns: int,
-    ) -> None:
+    ) -> bool:
         node, proposal, active = candidate.node, self._stage.proposal, self._stage.active
         view = self._stage.named(message.view_id)
         if message.view_id > self._ledger.history.last_view_id or (view is not None and view.rank_of(node) is None):
@@ -406,7 +412,8 @@ class CoordinatorCore:
         elif isinstance(message, Report | Decline):
             self._report(node, message, view, now_ns)
         elif isinstance(message, BeginStep | Vote) and active is not None and view is active.view:
-            self._steps.receive(candidate, message, active, now_ns)
+            return self._steps.receive(candidate, message, active, now_ns)
+        return False
 
     def _take_measured(self, node: str, message: Measured, now_ns: int) -> bool:
         """Take in what a member of the installed view says of its links, if it is that: nothing follows, and what is

@@ -99,12 +99,19 @@ class Reconsidering:
         """When to look again; None where only an input can change anything."""
         return min((at for at in (self._wake_ns, self._probes.again_ns) if at is not None), default=None)
 
-    def look(self, now_ns: int) -> None:
-        """Do what is due."""
+    def look(self, now_ns: int, *, stays: bool = False) -> None:
+        """Do what is due.
+
+        Args:
+            now_ns: The time now.
+            stays: Whether a step was committed at this very moment, and the view found to stay as it is.
+        """
         self._wake_ns = None
         self._leaving.make_way(now_ns)
         if self._stage.state is CoordinatorState.FORMING:
             self._forming(now_ns)
+        elif stays:
+            self._wake_ns = self._formation.next_return(now_ns=now_ns)
         elif self._stage.active is not None:
             self._installed(self._stage.active, now_ns)
         for candidate in self._releases.may_go():

@@ -63,8 +63,12 @@ class Steps:
         self._departures = departures
         self._succession = succession
 
-    def receive(self, candidate: Candidate, message: BeginStep | Vote, active: ActiveView, now_ns: int) -> None:
-        """Take in that a member of the installed view began a step or voted."""
+    def receive(self, candidate: Candidate, message: BeginStep | Vote, active: ActiveView, now_ns: int) -> bool:
+        """Take in that a member of the installed view began a step or voted.
+
+        Returns:
+            Whether it was looked at what is due at a boundary: as `commit`.
+        """
         expected = self._ledger.history.committed_step + 1
         if isinstance(message, Vote):
             candidate.owns = message.owns
@@ -74,15 +78,19 @@ class Steps:
         if active.entered(candidate.node):
             candidate.committed_step = max(candidate.committed_step, expected - 1)  # where a step begins from
         if outcome is None:
-            return
+            return False
         if outcome.commit:
-            self.commit(active, expected, outcome.digest, now_ns)
-        else:
-            failure = ViewFailure(outcome.cause, outcome.kind, outcome.culprit, (), outcome.contradiction)
-            self._succession.abort(active, failure, now_ns)
+            return self.commit(active, expected, outcome.digest, now_ns)
+        failure = ViewFailure(outcome.cause, outcome.kind, outcome.culprit, (), outcome.contradiction)
+        self._succession.abort(active, failure, now_ns)
+        return False
 
-    def commit(self, active: ActiveView, step: int, digest: bytes, now_ns: int) -> None:
-        """Commit the open step, and do what is due at the boundary."""
+    def commit(self, active: ActiveView, step: int, digest: bytes, now_ns: int) -> bool:
+        """Commit the open step, and do what is due at the boundary.
+
+        Returns:
+            Whether it was found that the view stays as it is, so that it need not be looked at once more.
+        """
         view, out = active.view, self._ledger.out
         self._ledger.record(Committed(step, view.view_id, digest))
         self._evidence.committed(view.nodes, now_ns=now_ns)
@@ -98,12 +106,13 @@ class Steps:
         if waits or self._formation.unchanged(view, self._ledger.history, now_ns=now_ns):
             out.tell_all(view, decision)
             self._departures.remove_leavers(now_ns)
-            return
+            return not (waits or leavers)
         for candidate in leavers:
             self._departures.retire(candidate)
         why = " and ".join(f"{candidate.node} {departure('')}" for candidate in leavers)
         self._succession.change(active, why, now_ns, decision)
         self._departures.remove_leavers(now_ns)
+        return False
 
     def late(self, active: ActiveView, failure: ViewFailure, now_ns: int) -> None:
         """End the view for votes that did not come; leave the late members out where the others can go on."""
