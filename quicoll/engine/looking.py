@@ -132,6 +132,7 @@ class LookingSelector(selectors.DefaultSelector):
         rest_ns: int = REST_NS,
         awaited: Callable[[], bool] = lambda: False,
         hurried: Callable[[], bool] = lambda: False,
+        idle: Callable[[], bool] = lambda: False,
         used: Callable[[], Used] = used_by_this_thread,
         placing: Placing | None = None,
     ) -> None:
@@ -147,6 +148,8 @@ class LookingSelector(selectors.DefaultSelector):
             rest_ns: The longest rest for that.
             awaited: Returns whether somebody waits for what the loop does.
             hurried: Returns whether what the loop does may not wait.
+            idle: Returns whether nothing is under way for anybody here. What the loop does then counts, hurried or not:
+                else nothing would be known of the thread when a call begins that it may rest in.
             used: Gives what the thread that selects has used.
             placing: Of the thread that selects; None: a new one, of the system's processors.
         """
@@ -157,6 +160,7 @@ class LookingSelector(selectors.DefaultSelector):
         self._share: EngineShare | None = None  # from the first select on, which is in the thread that counts
         self._awaited = awaited
         self._hurried = hurried
+        self._idle = idle
         self._used = used
         self._roused = threading.Event()
         self._called = called
@@ -222,10 +226,10 @@ class LookingSelector(selectors.DefaultSelector):
             self._share = EngineShare(self._part, now, self._used(), rest_ns=self._rest_ns)
         if not self._share.is_due(now):
             return
-        if self._hurried():
-            self._share.hurry(now)
+        if not self._idle() and self._hurried():
+            self._share.pass_over(now)
             return
-        rest = self._share.rest(now, self._used())
+        rest = self._share.rest(now, self._used(), self._hurried)
         if not rest:
             return
         self.resting = True

@@ -114,6 +114,7 @@ class ThreadRuntime:
                 rest_ns=rest_ns,
                 awaited=self._is_awaited,
                 hurried=self._is_hurried if share is None else self._is_awaited,
+                idle=self._is_idle,
             )
             self.loop: asyncio.AbstractEventLoop = asyncio.SelectorEventLoop(self._selector)
         else:
@@ -247,6 +248,9 @@ class ThreadRuntime:
         """On the engine's thread: whether somebody waits for a call under way, or not all go through memory alone."""
         with self._lock:
             return not self._calls or any(answer.awaited or not answer.held for answer in self._calls)
+
+    def _is_idle(self) -> bool:
+        return not self._calls
 
     def rouse(self) -> None:
         """Somebody begins to wait, which a call of his already says: the thread does not rest now."""

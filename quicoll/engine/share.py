@@ -16,9 +16,10 @@ an eighth of the time, and with 7 % of it they took as long as without any overl
                    sleep of its own will is put to sleep by nothing else, so the kernel's count of voluntary switches,
                    less its own sleeps, says so
     hurried        what the engine does may not wait: somebody waits for it, or no share is named and not only calls
-                   through memory are under way. Debts are forgiven, and nothing is asked of the system until that is
-                   over: to ask took a twentieth of the engine's time in an empty step
-    at ease        not contended, or hurried
+                   through memory are under way
+    at ease        not contended, or hurried. Debts are forgiven
+    uncounted      hurried, with calls under way: until that is over nothing is asked of the system, which took a
+                   twentieth of the engine's time in an empty step
     owing          from the first debt until there is all the credit again; where no share is named it rests no longer
                    once that has lasted for `PATIENCE_NS`
     it rests       contended, with a debt, and nothing is hurried: until time has paid the debt, for at most REST_NS
@@ -39,6 +40,7 @@ share, and rests for nothing.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 __all__ = ["BELIEVED_NS", "LEAST_NS", "MOST_NS", "PATIENCE_NS", "REST_NS", "REST_PART", "SHARE", "EngineShare", "Used"]
@@ -100,21 +102,22 @@ class EngineShare:
         self._cpu_ns, self._switches = used
 
     def is_due(self, now_ns: int) -> bool:
-        """Return whether to call `rest` or `hurry` now: not more often than pays."""
+        """Return whether to call `rest` or `pass_over` now: not more often than pays."""
         return now_ns >= self._due_ns
 
-    def hurry(self, now_ns: int) -> None:
-        """Take note that what the engine does may not wait now; its figures need not be read."""
+    def pass_over(self, now_ns: int) -> None:
+        """Take note that what it does now is not counted."""
         self._due_ns = now_ns + LEAST_NS
         self._credit = max(self._credit, 0)
         self.counts = False
 
-    def rest(self, now_ns: int, used: Used) -> int:
-        """Return for how long to rest now, in nanoseconds, where nothing is hurried; then `slept` follows, unless 0.
+    def rest(self, now_ns: int, used: Used, hurried: Callable[[], bool]) -> int:
+        """Return for how long to rest now, in nanoseconds; `slept` follows where that is not 0.
 
         Args:
             now_ns: The time.
             used: By the engine's thread until now.
+            hurried: Whether what it does may not wait; asked only where it matters.
         """
         passed, took = now_ns - self._seen_ns, used.cpu_ns - self._cpu_ns
         counted, self.counts = self.counts, True
@@ -134,7 +137,7 @@ class EngineShare:
         if self._owing_ns is None:
             self._owing_ns = now_ns
         tired = self._patience_ns is not None and now_ns - self._owing_ns > self._patience_ns
-        if tired or now_ns - self._contended_ns > BELIEVED_NS or self._share >= 1:
+        if tired or now_ns - self._contended_ns > BELIEVED_NS or self._share >= 1 or hurried():
             self._credit = 0
             return 0
         return min(self._rest_ns, round(-self._credit / self._share))

@@ -240,7 +240,7 @@ def test_who_rests_goes_on_when_somebody_begins_to_wait(monkeypatch: pytest.Monk
         answers.append(selector.resting)
         return len(answers) >= when
 
-    with LookingSelector(busy.clock, share=0.1, hurried=awaited, used=busy.used) as selector:
+    with LookingSelector(busy.clock, share=0.1, hurried=awaited, idle=lambda: True, used=busy.used) as selector:
         wait = selector._roused.wait
 
         def middle(timeout: float) -> bool:
@@ -251,8 +251,7 @@ def test_who_rests_goes_on_when_somebody_begins_to_wait(monkeypatch: pytest.Monk
 
         monkeypatch.setattr(selector._roused, "wait", middle)
         selector.select(0)  # the first turn, before which nothing is known of the thread
-        again = (9, [False], 0)  # the first turn after a wait, likewise
-        for when, asked, rested in ((1, [False], 0), again, (2, [False, True], 0), (3, [False, True], 1)):  # noqa: B007 - `awaited` uses it
+        for when, asked, rested in ((1, [False], 0), (2, [False, True], 0), (3, [False, True], 1)):  # noqa: B007 - `awaited` uses it
             answers.clear()
             rests.clear()
             assert selector.select(0) == []
@@ -268,7 +267,8 @@ def test_without_a_bound_nothing_is_asked_of_the_thread() -> None:
             selector.select(0)
 
 
-def test_while_it_may_not_wait_nothing_is_asked_of_the_thread() -> None:
+@pytest.mark.parametrize("idle", [False, True])
+def test_while_calls_may_not_wait_nothing_is_asked_of_the_thread(*, idle: bool) -> None:
     busy = Busy()
     asked: list[int] = []
 
@@ -276,11 +276,11 @@ def test_while_it_may_not_wait_nothing_is_asked_of_the_thread() -> None:
         asked.append(busy.turns)
         return busy.used()
 
-    with LookingSelector(busy.clock, share=0.1, hurried=lambda: True, used=used) as selector:
+    with LookingSelector(busy.clock, share=0.1, hurried=lambda: True, idle=lambda: idle, used=used) as selector:
         for _ in range(100):
             selector.select(0)
             selector.select(1e-5)  # a sleep
-    assert len(asked) == 1, "at its beginning"
+    assert (len(asked) == 1) is not idle, "at its beginning alone, where there are calls"
 
 
 def test_four_looks_that_find_something_pay_for_one_in_vain() -> None:

@@ -22,16 +22,16 @@ class Thread:
     def used(self) -> Used:
         return Used(self.cpu, self.switches)
 
-    def turn(self, ns: int, *, waits: int = 0, switches: int = 0, awaited: bool = False) -> int:
+    def turn(self, ns: int, *, waits: int = 0, switches: int = 0, awaited: bool = False, idle: bool = False) -> int:
         """Run for `ns` and wait for the lock for `waits`; then rest as long as may be. Return for how long."""
         self.now += ns + waits
         self.cpu += ns
         if self.switches is not None:
             self.switches += switches
-        if awaited:
-            self.share.hurry(self.now)
+        if awaited and not idle:
+            self.share.pass_over(self.now)
             return 0
-        rest = self.share.rest(self.now, self.used)
+        rest = self.share.rest(self.now, self.used, lambda: awaited)
         if rest:
             self.sleep(rest)
         return rest
@@ -95,6 +95,15 @@ def test_time_in_which_somebody_waited_and_little_was_done_is_credit() -> None:
     thread.sleep(round(2 * MOST_NS / SHARE))
     assert thread.turn(LEAST_NS) == 0
     assert thread.share._owing_ns is None, "the next work that lasts is spread anew"
+
+
+def test_what_a_call_takes_first_counts_after_a_time_without_any() -> None:
+    thread = Thread(None)
+    thread.turn(5 * MS, awaited=True)
+    for _ in range(20):
+        thread.sleep(50 * MS)
+        thread.turn(LEAST_NS, awaited=True, idle=True)
+    assert thread.turn(5 * MS, switches=2) > 0
 
 
 def test_a_rest_is_never_longer_than_it_may_be() -> None:
