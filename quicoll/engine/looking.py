@@ -239,6 +239,10 @@ class LookingSelector(selectors.DefaultSelector):
         self._roused.clear()
         self._share.slept(self._used())
 
+    def note_caller(self) -> None:
+        """Take note of the thread that calls this, which has called the loop's."""
+        self.placing.called(self._clock())
+
     def rouse(self) -> None:
         """End a rest, from another thread; nothing where there is none."""
         if self.resting:

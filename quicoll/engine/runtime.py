@@ -211,7 +211,7 @@ class ThreadRuntime:
                         if answer is not None:
                             self._calls[answer] = None
                             if self._selector is not None:
-                                self._selector.placing.called()
+                                self._selector.note_caller()
                         self._queue.append((answer, start, sender))
                         if not self._asked:
                             self._asked = True

@@ -14,7 +14,7 @@ import pytest
 
 from quicoll.engine import looking
 from quicoll.engine.looking import LookingSelector
-from quicoll.engine.placing import PAUSE_NS, Placing, system_processors
+from quicoll.engine.placing import PAUSE_NS, SMALL_NS, Placing, system_processors
 from quicoll.engine.runtime import ThreadRuntime
 
 
@@ -52,10 +52,14 @@ def apart() -> tuple[Two, Placing]:
     """A caller on processor 1, and from then on everybody on 0."""
     two = Two()
     placing = Placing(two)
-    two.place = 1
-    placing.called()
-    two.place = 0
+    call(two, placing, 1)
     return two, placing
+
+
+def call(two: Two, placing: Placing, now_ns: int) -> None:
+    two.place = 1
+    placing.called(now_ns)
+    two.place = 0
 
 
 def waits() -> bool:
@@ -93,10 +97,20 @@ def test_before_anybody_has_called_it_stays() -> None:
 def test_where_they_part_again_and_again_it_follows_once_in_a_while() -> None:
     two, placing = apart()
     for now in range(0, 10 * PAUSE_NS, PAUSE_NS // 10):
+        call(two, placing, now)
         placed = placing.sleep(now, waits)
         if placed is not None:
             placing.woke(placed)
     assert two.asked == 10 * [{1}, {0, 1}]
+
+
+def test_in_an_operation_that_lasts_it_stays_where_it_has_a_processor_for_itself() -> None:
+    two, placing = apart()
+    for now in range(2 + SMALL_NS, 20 * PAUSE_NS, PAUSE_NS // 10):
+        assert placing.sleep(now, lambda: pytest.fail("no need to know")) is None
+    assert not two.asked
+    call(two, placing, 20 * PAUSE_NS)
+    assert placing.sleep(20 * PAUSE_NS + SMALL_NS, waits) is not None
 
 
 def test_a_processor_that_it_may_not_have_is_not_asked_for() -> None:
@@ -120,14 +134,14 @@ def test_where_the_system_refuses_nothing_is_tried_again() -> None:
     two.refuses = True
     assert placing.sleep(1, waits) is None
     two.refuses = False
+    call(two, placing, 2 * PAUSE_NS)
     assert placing.sleep(2 * PAUSE_NS, waits) is None
-    placing.called()
     assert not two.asked
 
 
 def test_a_system_without_a_choice_is_left_alone() -> None:
     placing = Placing(None)
-    placing.called()
+    placing.called(0)
     assert placing.sleep(1, waits) is None
 
 
@@ -147,7 +161,7 @@ def test_the_loop_of_the_engine_sleeps_where_its_caller_is_while_it_is_awaited_a
     monkeypatch.setattr(looking, "processors", lambda: 2)
     monkeypatch.setattr(selectors.DefaultSelector, "select", select)
     near, far = socket.socketpair()
-    with near, far, LookingSelector(lambda: PAUSE_NS, give=lambda: gave, awaited=lambda: awaited) as selector:
+    with near, far, LookingSelector(lambda: SMALL_NS, give=lambda: gave, awaited=lambda: awaited) as selector:
         selector.placing = placing
         selector.register(near, selectors.EVENT_READ)
         monkeypatch.setattr(selector, "_looks", _NoLooks())
@@ -182,7 +196,7 @@ def test_a_thread_of_this_system_goes_to_the_processor_of_its_caller_and_is_free
     try:
         here = max(mine)
         os.sched_setaffinity(0, {here})  # the caller's thread, for this test
-        placing.called()
+        placing.called(0)
         runtime.loop.call_soon_threadsafe(os.sched_setaffinity, 0, mine)  # a thread has what its maker had
         done = threading.Event()
         runtime.loop.call_soon_threadsafe(os.sched_setaffinity, 0, {min(mine)})
