@@ -67,7 +67,7 @@ class Steps:
         """Take in that a member of the installed view began a step or voted.
 
         Returns:
-            Whether it was looked at what is due at a boundary: as `commit`.
+            Whether the step was committed and the view found to stay as it is; see `commit`.
         """
         expected = self._ledger.history.committed_step + 1
         if isinstance(message, Vote):
