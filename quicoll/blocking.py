@@ -102,6 +102,11 @@ class Step:
     def view(self) -> View | None:
         return self._inner.view
 
+    @property
+    @documented_as(_steps.Step.decided)
+    def decided(self) -> bool:
+        return self._inner.decided
+
     @documented_as(_steps.Step.on_commit)
     def on_commit(self, callback: Callable[[], None]) -> None:
         self._inner.on_commit(callback)

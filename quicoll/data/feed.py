@@ -20,7 +20,8 @@ read. `held`: what has been read for steps that are not committed, by the same.
     neither                     the view has changed, or a state was handed over: the loader is begun anew, at what is
                                 wanted. What it had read ahead is asked for again, by whichever rank has it now
 
-`held` is bounded by what one attempt takes: what is of steps that are committed is let go at the next `take`.
+`held` is bounded by what is asked for ahead of the commits: what is of steps that are committed is let go when the
+next is asked for.
 
 Invariants: samples are paired with their indices by their order in the loader alone, so a loader keeps that order
 (torch's `in_order=True`, its default), and takes the very lists that it was given (`batch_sampler=lists`); both are
@@ -122,20 +123,34 @@ class Feed:
         self._coming: _Wanted | None = None
         self._held: dict[_Wanted, tuple[Portion, ...]] = {}
 
-    def take(self, step: OpenStep, shards: Shards, *more: Shards) -> tuple[Portion, ...]:
+    def take(self, step: OpenStep, shards: Shards) -> tuple[Portion, ...]:
         """Take this rank's samples of the next step of the data. Counts if, and only if, the step is committed.
 
         Args:
             step: The open step.
             shards: `job.group.shards(sampler.shards)`, asked for in this step.
-            more: Further runs of them, where what this rank computes is several.
         Returns:
             One portion for each of this rank's shards, in their order, with the samples that the loader made.
         Raises:
             LocalError: As `Sampler.take`; or the loader has ended, where its lists have no end.
             Exception: What the loader raises.
         """
-        position, runs = self.sampler.reserve(step, shards), (shards, *more)
+        return self.portions(self.sampler.reserve(step, shards), shards)
+
+    def portions(self, position: Position, shards: Shards, *more: Shards) -> tuple[Portion, ...]:
+        """Return what some shards have in a step of the data, with their samples. Nothing moves.
+
+        Args:
+            position: The step, not one before that which the sampler stands at.
+            shards: The shards.
+            more: Further runs of them, where what this rank computes is several.
+        Returns:
+            One portion for each shard, in their order, with the samples that the loader made.
+        Raises:
+            LocalError: As `Sampler.portions`; or the loader has ended, where its lists have no end.
+            Exception: What the loader raises.
+        """
+        runs = (shards, *more)
         wanted = _Wanted(int(self.sampler.seed), position, tuple((run.first, run.count) for run in runs))
         now = self.sampler.position
         self._held = {
@@ -151,7 +166,7 @@ class Feed:
         self._held = {}
 
     def _read(self, wanted: _Wanted, shards: Sequence[Shards]) -> tuple[Portion, ...]:
-        parts = tuple(part for run in shards for part in self.sampler.portions(wanted.position, run))
+        parts = self.sampler.portions(wanted.position, *shards)
         begun = self._batches is not None and wanted == self._coming
         if not begun and not any(part.indices.size for part in parts):
             return parts  # nothing to read, and nothing known of what follows

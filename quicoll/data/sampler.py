@@ -137,20 +137,18 @@ class Sampler:
 
     # -- in a step -----------------------------------------------------------------------------------------------
 
-    def take(self, step: OpenStep, shards: Shards, *more: Shards) -> tuple[Portion, ...]:
+    def take(self, step: OpenStep, shards: Shards) -> tuple[Portion, ...]:
         """Take this rank's samples of the next step of the data. Counts if, and only if, the step is committed.
 
         Args:
             step: The open step.
             shards: `job.group.shards(sampler.shards)`, asked for in this step.
-            more: Further runs of them, where what this rank computes is several.
         Returns:
             One portion for each of this rank's shards, in their order.
         Raises:
             LocalError: The shards are not of so many, or the step has been left.
         """
-        position = self.reserve(step, shards)
-        return tuple(part for run in (shards, *more) for part in self.portions(position, run))
+        return self.portions(self.reserve(step, shards), shards)
 
     def reserve(self, step: OpenStep, shards: Shards) -> Position:
         """Do as `take`, without computing which samples they are; for those who have them already.
@@ -165,24 +163,38 @@ class Sampler:
         """
         self._demand(shards)
         position = self._next if step is self._attempt else self._position
-        following = self._division.after(position)
-        step.on_commit(lambda: self._move(following))
-        self._attempt, self._next = step, following
+        self.advance(step, self._division.after(position))
         return position
 
-    def portions(self, position: Position, shards: Shards) -> tuple[Portion, ...]:
+    def advance(self, step: OpenStep, position: Position) -> None:
+        """Let the data stand elsewhere, if the step is committed; for those who look ahead with `portions`.
+
+        Args:
+            step: The open step.
+            position: What `after` returned for the last step of the data that was used.
+        Raises:
+            LocalError: The step has been left.
+        """
+        step.on_commit(lambda: self._move(position))
+        self._attempt, self._next = step, position
+
+    def portions(self, position: Position, shards: Shards, *more: Shards) -> tuple[Portion, ...]:
         """Return what some shards have in a step of the data. Nothing moves.
 
         Args:
             position: The step.
             shards: The shards.
+            more: Further runs of them.
         Returns:
             One portion for each shard, in their order.
         Raises:
             LocalError: The shards are not of so many.
         """
-        self._demand(shards)
-        return self._division.portions(self._order_of(position.epoch), position.step, shards.first, shards.count)
+        runs = (shards, *more)
+        for run in runs:
+            self._demand(run)
+        order, divide = self._order_of(position.epoch), self._division.portions
+        return tuple(part for run in runs for part in divide(order, position.step, run.first, run.count))
 
     def after(self, position: Position) -> Position:
         """Return the position one step further.

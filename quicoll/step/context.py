@@ -35,6 +35,11 @@ class Step:
         """The view in which the step runs; None before it is entered."""
         return self._attempt.view
 
+    @property
+    def decided(self) -> bool:
+        """Whether `ready` would not wait for the step before: it is decided, however, or this step has begun."""
+        return self._protocol.is_decided(self._attempt)
+
     def on_commit(self, callback: Callable[[], None]) -> None:
         """Run a function if, and only if, the step is committed, before its context is left.
 

@@ -268,6 +268,10 @@ class StepProtocol:
             attempt.number, attempt.view = self.state.version.step + 1, self._context.view
             await self.begin(attempt, self._context.view)
 
+    def is_decided(self, attempt: StepAttempt) -> bool:
+        """Return whether `proceed` would wait for no decision."""
+        return not (self._open is attempt and self._phase is StepPhase.AHEAD) or self._left is None or self._left.done()
+
     async def proceed(self, attempt: StepAttempt) -> None:
         """Begin a step that was entered ahead of the decision on the one before it, once that is there.
 

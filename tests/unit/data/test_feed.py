@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from quicoll.data import Feed, Portion, Sampler
+from quicoll.data.portions import Position
 from quicoll.errors import LocalError
 
 if TYPE_CHECKING:
@@ -145,6 +148,31 @@ def test_through_any_aborts_and_views_each_sample_is_used_once_in_an_epoch(
     for start in range(0, whole, length):
         assert sorted(used[start : start + length]) == list(range(length))
     assert len(set(used[whole:])) == len(used) - whole
+
+
+def test_what_is_looked_at_ahead_of_the_commits_is_read_once_and_the_data_moves_with_the_commit_alone() -> None:
+    feed, shards, step = fed(), shards_of(0, 1, 2), Attempted()
+    ahead = [feed.sampler.position]
+    for _ in range(3):
+        ahead.append(feed.sampler.after(ahead[-1]))
+    looked = [right(feed.portions(each, shards)) for each in ahead[:3]]
+    feed.sampler.advance(step, ahead[3])
+    assert feed.sampler.position == ahead[0]
+    assert [right(feed.portions(each, shards)) for each in ahead[:3]] == looked  # of an attempt that was aborted
+    step.commit()
+    assert feed.sampler.position == ahead[3]
+    assert sorted([*chain(*looked), *take(feed), *take(feed)]) == list(range(20))
+    assert feed.loader.begun == 1
+
+
+def test_several_runs_of_shards_have_what_each_has_by_itself() -> None:
+    feed = fed(batch=8, shards=4)
+    runs = [replace(shards_of(0, 1, 4), first=first, count=1) for first in (3, 0)]
+    found = feed.portions(feed.sampler.position, *runs)
+    assert [each.shard for each in found] == [3, 0]
+    assert right(found) == right(each for run in runs for each in fed(batch=8, shards=4).portions(Position(), run))
+    with pytest.raises(LocalError, match="this data has 4 shards, not 2"):
+        feed.portions(feed.sampler.position, runs[0], shards_of(0, 1, 2))
 
 
 def test_a_rank_without_samples_reads_nothing() -> None:

@@ -75,12 +75,17 @@ async def test_a_step_is_entered_ahead_of_the_decision_and_begins_with_it() -> N
         assert (step.number, step.view, rank.protocol.phase) == (2, view(1), StepPhase.AHEAD)
         await asyncio.sleep(0)
         rank.demand_untouched()
+        assert not step.decided
         with pytest.raises(LocalError, match=r"step 2 has not begun, since step 1 is not decided"):
             step.on_commit(lambda: rank.ran.append(2))
         rank.decide(committed())
-        await asyncio.sleep(0)
+        await asyncio.wait_for(asyncio.shield(rank.decision), 5.0)
+        for _ in range(3):  # from the engine to the vote's answer
+            await asyncio.sleep(0)
+        assert step.decided
         assert rank.ran == []  # it is applied where it is awaited, and nowhere else
         await step.ready()
+        assert step.decided
         assert (rank.ran, rank.state.version, rank.protocol.phase) == ([1], AFTER_ONE, StepPhase.OPEN)
         assert (rank.context.undecided, rank.engine.asked("begin")) == (None, [(1, 1), (1, 2)])
         await step.ready()  # nothing more
