@@ -10,9 +10,9 @@ there is 0.1 ms, and each inner step reduces gradients there. One row for each n
 control, of the rounds after the first, which knows nothing of the path:
 
     computing   the inner steps' share of a round
-    begun       seconds at the begin of a round, from the commit before to its first inner step
-    fragments   seconds that an exchange was waited for, where its result was applied
-    end         seconds from the last inner step to the commit: what the round is staged by, and the vote
+    fragments   seconds that an exchange was waited for between two inner steps of a round
+    between     seconds from the last inner step of a round to the first of the next: the last exchange, if it has no
+                delay, and what the round is staged by; the decision is not waited for
     bytes       that a rank sends in a round, and how many times fewer that is than float32 gradients in each inner step
 """
 
@@ -50,7 +50,7 @@ class Flat(torch.nn.Module):
 
 def measured(options: argparse.Namespace, parameters: int, congestion: str) -> dict[str, Any]:
     """One row."""
-    marks: list[list[tuple[int, float]]] = [[] for _ in range(options.ranks)]
+    marks: list[list[tuple[float, float]]] = [[] for _ in range(options.ranks)]
     sent: list[list[int]] = [[] for _ in range(options.ranks)]
     step_s = options.step_ms / 1000
     sites = options.sites or options.ranks
@@ -59,14 +59,13 @@ def measured(options: argparse.Namespace, parameters: int, congestion: str) -> d
     async def worker(job: Job, sim: Simulation) -> None:
         model = Flat(parameters)
 
-        async def inner(number: int) -> None:
-            marks[job.rank].append((number, float(sim.now)))
+        async def inner(_: int) -> None:
+            began = float(sim.now)
             await asyncio.sleep(step_s)
-            marks[job.rank].append((-number, float(sim.now)))
+            marks[job.rank].append((began, float(sim.now)))
 
         async def rounds(_: int) -> None:
             sent[job.rank].append(sum(link.bytes_sent for link in await job.links()))
-            marks[job.rank].append((0, float(sim.now)))
 
         diloco = DiLoCo(
             job,
@@ -117,23 +116,20 @@ def measured(options: argparse.Namespace, parameters: int, congestion: str) -> d
     }
 
 
-def _parts(marks: list[tuple[int, float]], every: int, step_s: float) -> dict[str, float]:
-    """Where the time between the first commit and the last has gone, by round."""
-    commits = [at for at, (number, _) in enumerate(marks) if number == 0]
-    begun = fragments = end = 0.0
-    for first, last in pairwise(commits):
-        times = [when for _, when in marks[first : last + 1]]
-        begun += times[1] - times[0]
-        end += times[-1] - times[-2]
-        fragments += times[-2] - times[1] - every * step_s
-    rounds = len(commits) - 1
-    seconds = (marks[commits[-1]][1] - marks[commits[0]][1]) / rounds
+def _parts(marks: list[tuple[float, float]], every: int, step_s: float) -> dict[str, float]:
+    """Where the time from the end of the first round's inner steps to that of the last's has gone, by round.
+
+    marks: When each inner step began and ended; of whole rounds, none of them aborted.
+    """
+    rounds = [marks[at : at + every] for at in range(0, len(marks), every)]
+    between = [after[0][0] - before[-1][1] for before, after in pairwise(rounds)]
+    within = [each[-1][1] - each[0][0] - every * step_s for each in rounds[1:]]
+    seconds = (rounds[-1][-1][1] - rounds[0][-1][1]) / len(between)
     return {
         "computing": every * step_s / seconds,
         "seconds": seconds,
-        "begun": begun / rounds,
-        "fragments": fragments / rounds,
-        "end": end / rounds,
+        "fragments": sum(within) / len(within),
+        "between": sum(between) / len(between),
     }
 
 
@@ -161,8 +157,8 @@ def main() -> None:
         for congestion in options.congestion.split(","):
             rows.append(row := measured(options, parameters, congestion))
             print(
-                f"{parameters:>10,} {congestion:>6}: computing {row['computing']:.1%} of {row['seconds']:.2f} s; begun"
-                f" {row['begun']:.3f}, fragments {row['fragments']:.3f}, end {row['end']:.3f};"
+                f"{parameters:>10,} {congestion:>6}: computing {row['computing']:.1%} of {row['seconds']:.2f} s;"
+                f" fragments {row['fragments']:.3f}, between {row['between']:.3f};"
                 f" {row['bytes']:,.0f} bytes, {row['fewer']:,.0f} times fewer",
                 flush=True,
             )

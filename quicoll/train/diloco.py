@@ -9,6 +9,9 @@ fragments and while they compute (Streaming DiLoCo, arXiv 2501.18512). Each roun
     stage       what each worker has of its own by then; while the last exchange is under way, unless that is mixed in
     commit      the job's parameters, the outer optimizer, every worker's own memory (quicoll.train.diloco_workers) and
                 the data's position move together, on all ranks, or nothing does
+    ahead       the decision on a round is not waited for: the inner steps before the next one's first exchange are
+                done meanwhile, from what the round will have come to if it is committed. All of that is memory of an
+                attempt, and nothing of it is sent: where the round is aborted it is thrown away
 
 It is a `Worker` whose step is a round: resuming, checkpoints, SIGTERM, the check that all train the same thing and
 `run` are the worker's (quicoll.train.worker). A function of one's own for the loss, and not a loop: a rank computes the
@@ -17,10 +20,13 @@ a round is aborted. So the loop is the library's, and what stands in it is the u
 
 States of a round, on a rank:
 
-    open --turns, staged, voted--> committed    all of the above has moved
-    open --StepAborted----------> aborted       nothing has; the round is computed again from the committed state, with
-                                                the ranks that there are then
-    open --Partitioned----------> in doubt      either of them, found out when this rank is heard again
+    ahead --the one before is committed--> open     it begins for all ranks: what it has done so far stands
+    ahead --it is not, or the view ends--> aborted  nothing was sent
+    open --turns, staged, voted--> left             the next one is ahead; of the last round it is waited for here
+    left --committed-------------> committed        all of the above has moved
+    left, open --StepAborted-----> aborted          nothing has; the round is computed again from the committed state,
+                                                    with the ranks that there are then
+    left --Partitioned-----------> in doubt         either of them, found out when this rank is heard again
 
 Invariants.
 1. What a round computes is a function of the committed state, the number of the round, the samples, and what the
@@ -31,7 +37,9 @@ Invariants.
 4. What a wire format loses stays in the worker's residual, if it is to, and is sent with its next exchange. Residuals
    are of the attempt until it is committed, so an aborted one loses and repeats nothing.
 5. Every rank issues the same collectives in a round, also one that has no logical worker; in the group of its site
-   and in those of its lanes the same as the others there.
+   and in those of its lanes the same as the others there. The first is issued when the round is open: how many inner
+   steps a rank has done ahead of that, by its clock, changes neither their order nor their results. With `parts` each
+   inner step has one, so there is none ahead; nor where an exchange begins with the round.
 6. The ranks of a site hold the same bits of the site's workers. Each computes all of a step but gradients; what they
    have come to is compared when it is staged.
 
@@ -55,7 +63,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import fsum
 from typing import TYPE_CHECKING, Any
@@ -104,6 +112,22 @@ if TYPE_CHECKING:
     from quicoll.train.worker import OnStep
 
 __all__ = ["DiLoCo"]
+
+
+@dataclass(frozen=True, slots=True)
+class _RoundEnd:
+    """What a round has come to, by which the next one begins.
+
+    Attributes:
+        rows: Of the logical workers that are here.
+        values: The job's parameters.
+        position: Where the data stands; None where there is none.
+    """
+
+    rows: torch.Tensor
+    values: Sequence[torch.Tensor]
+    position: Position | None
+
 
 _NAME, _PREFIX, _PIECE = "workers", "workers.", "row"
 
@@ -203,7 +227,9 @@ class DiLoCo(Worker):
             schedule: By what the inner learning rates are multiplied in an inner step of this number: a function of the
                 number alone.
             checkpoints: When they are written, in rounds; None: never, and none is looked for.
-            on_step: Called with the round's number after each that this rank committed, as for a `Worker`.
+            on_step: Called with the round's number after each that this rank committed, as for a `Worker`. The next
+                round has been entered then, and inner steps of it may be done: no step is begun in it, and `job.ready`
+                not called.
             on_inner_step: Called with the inner step's number after each, also in a round that is aborted later, and
                 awaited if it returns an awaitable.
             algorithm: As in `Group.all_reduce`. Changes no bits.
@@ -281,6 +307,7 @@ class DiLoCo(Worker):
         directory = None if checkpoints is None else checkpoints.directory
         self._archive = self._own.index = PieceArchive(_PREFIX, directory, "torch")
         self._groups: tuple[int, SiteLanes] | None = None  # of a view
+        self._ahead: _RoundEnd | None = None  # of the round that was left before it was decided
         self.loss = float("nan")
 
     def _sharded(self) -> Mapping[str, Sharded]:
@@ -307,20 +334,42 @@ class DiLoCo(Worker):
         said = self._trainer.journal.of_round(number - 1).done
         return said or [[len(stretch)] * self._workers for stretch in self._stretches]
 
+    def _overlaps(self) -> bool:
+        """Whether another round follows, whose first inner steps can be done ahead of the decision on this one."""
+        if self._per_worker > 1 or not self._turns[0].at:
+            return False
+        undecided = len(self._attempts)  # one, or none
+        if self._steps is not None:
+            return self._job.committed_step + undecided + 1 < self._steps
+        position = self._ahead.position if undecided and self._ahead is not None else self._position
+        if self._sampler is None or self._epochs is None or position is None:
+            raise AssertionError("epochs are of data")
+        for _ in range(self._every):
+            position = self._sampler.after(position)
+        return position.epoch < self._epochs
+
+    @property
+    def _position(self) -> Position | None:
+        return None if self._sampler is None else self._sampler.position
+
     # -- a round -------------------------------------------------------------------------------------------------------
 
     async def _update(self, step: Step, times: StepTimes) -> Callable[[], None]:
         """Compute a round; return what is left for the commit."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None or step.decided:
+            await self._begin(step, times)
+            ahead = None
+        before = ahead or _RoundEnd(self._own[_PIECE], self._parameters, self._position)
         clock, lanes = asyncio.get_running_loop().time, self._lanes_in(step)
         home, length = lanes.home, self._rows.length
-        mine = self._own[_PIECE]
         entry = None if self._replayed is None else self._replayed.of_round(step.number)
         workers = []
         for place, shard in enumerate(home.workers):
-            row = mine[place * length : (place + 1) * length]
+            row = before.rows[place * length : (place + 1) * length]
             if entry is not None and shard in entry.anew:
                 row = row.new_zeros(length)
-            workers.append(self._rows.worker(shard, row))
+            workers.append(self._rows.worker(shard, row, before.values))
         said = Stretches(
             self._job.group,
             home,
@@ -328,20 +377,24 @@ class DiLoCo(Worker):
             number=step.number,
             quorum=self._quorum,
             grace=self._grace,
-            before=self._done_before(step.number),
             anew=[not worker.begun for worker in workers],
             replayed=entry,
         )
-        values = list(self._parameters)  # of the job, as this round leaves them
+        if ahead is None:
+            said.start(self._done_before(step.number))
+        values: list[torch.Tensor] = list(self._parameters)  # of the job, as this round leaves them
         states: dict[int, State] = {}
         under_way: dict[int, UnderWay] = {}
-        position = None if self._sampler is None else self._sampler.position
-        done = 0
-        told: Handle[Any] | None = None
+        position, done = before.position, 0
+        staged: tuple[torch.Tensor, Handle[Any]] | None = None
         for turn in self._turns:
             while done < turn.at:
                 done += 1
-                position = await self._inner_step(step, lanes, workers, said, done, position, times)
+                position = await self._inner_step(step.number, lanes, workers, said, done, position, times)
+                if ahead is not None and (step.decided or done == turn.at):
+                    await self._begin(step, times)
+                    said.start(self._done_before(step.number))
+                    ahead = None
             if turn.begins:
                 said.close()
                 shares = [said.share(place, turn.fragment) for place in range(len(workers))]
@@ -350,7 +403,7 @@ class DiLoCo(Worker):
             if done == self._every:
                 said.close()  # the last stretch, which ends with the round
             if done == self._every and not self._mix:
-                told = await self._stage(step, home, workers, times)
+                staged = await self._stage(step, home, workers, times)
             began = clock()
             mean = await lanes.whole(under_way.pop(turn.fragment))
             factor = await said.factor(turn.fragment)
@@ -358,19 +411,21 @@ class DiLoCo(Worker):
                 mean = mean * factor
             times.communication += clock() - began
             self._apply(turn.fragment, mean, workers, values, states)
-        if told is None:
-            told = await self._stage(step, home, workers, times)
+        rows, told = staged or await self._stage(step, home, workers, times)
         began = clock()
         happened = await said.settle()
         counted = sum(map(any, zip(*happened.done, strict=True))) if happened.done else self._workers
         loss = fsum(np.asarray(await told).tolist()) / max(counted, 1)
         times.communication += clock() - began
+        if self._sampler is not None and position is not None:
+            self._sampler.advance(step, position)
+        self._ahead = _RoundEnd(rows, values, position)
         return lambda: self._commit(values, states, loss, happened)
 
     async def _stage(
         self, step: Step, home: WorkerHome, workers: Sequence[LogicalWorker], times: StepTimes
-    ) -> Handle[Any]:
-        """Stage the rows of the workers here, and tell all ranks their losses; return those of all.
+    ) -> tuple[torch.Tensor, Handle[Any]]:
+        """Stage the rows of the workers here, and tell all ranks their losses; return the rows, and all losses.
 
         Where nothing is mixed, no row depends on what the last exchange of a round comes to: it is not waited for.
         """
@@ -385,7 +440,7 @@ class DiLoCo(Worker):
             self._rows.write(worker, rows[place * length : (place + 1) * length])
         await self._own.stage(step, {_PIECE: rows})
         times.communication += clock() - began
-        return told
+        return rows, told
 
     def _lanes_in(self, step: Step) -> SiteLanes:
         """The groups of the view in which a step runs."""
@@ -399,7 +454,7 @@ class DiLoCo(Worker):
 
     async def _inner_step(
         self,
-        step: Step,
+        round_number: int,
         lanes: SiteLanes,
         workers: Sequence[LogicalWorker],
         said: Stretches,
@@ -408,13 +463,13 @@ class DiLoCo(Worker):
         times: StepTimes,
     ) -> Position | None:
         """Do inner step `done` of the round for each logical worker here; return where the data stands then."""
-        number = (step.number - 1) * self._every + done
+        number = (round_number - 1) * self._every + done
         clock = asyncio.get_running_loop().time
         if self._per_worker == 1 and said.late:
             said.stop(done - 1)
         doing = [said.does(place, done) for place in range(len(workers))]
         began = clock()
-        work = self._work(step, lanes.home, number, any(doing) or not workers)
+        work = self._work(lanes.home, number, position if any(doing) or not workers else None)
         weights = [[1.0] * len(lanes.home.parts) for _ in workers]
         if self._sampler is not None and position is not None:
             # At the end of an epoch some parts, or all of a worker, may have no samples.
@@ -450,23 +505,21 @@ class DiLoCo(Worker):
         await (waiting if inspect.isawaitable(waiting) else asyncio.sleep(0))
         return position
 
-    def _work(self, step: Step, home: WorkerHome, number: int, needed: bool) -> list[list[Part]]:
+    def _work(self, home: WorkerHome, number: int, position: Position | None) -> list[list[Part]]:
         """The parts of an inner step that this rank computes, of each worker of its home.
 
-        needed: whether their samples are used; the data moves on all the same, as on all other ranks.
+        position: of their samples; None: these are not used, or there is no data.
         """
         seed, count = self._job.seed.for_step(number), len(home.parts)
         firsts = [worker * self._per_worker + home.parts.start for worker in home.workers] if count else []
         nothing = replace(self._job.group.shards(self._shards), first=0, count=0)
         runs = [replace(nothing, first=first, count=count) for first in firsts] or [nothing]
-        if self._data is None or self._sampler is None or not needed:
-            if self._sampler is not None:
-                self._sampler.reserve(step, runs[0])
+        if self._data is None or position is None:
             found = [Part(number, shard, seed.for_shard(shard)) for run in runs for shard in run]
         else:
             found = [
                 Part(number, each.shard, seed.for_shard(each.shard), each.indices, each.samples)
-                for each in self._data.take(step, *runs)
+                for each in self._data.portions(position, *runs)
             ]
         return [found[place * count : (place + 1) * count] for place in range(len(home.workers))]
 

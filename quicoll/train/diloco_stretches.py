@@ -2,6 +2,8 @@
 
 The shell of quicoll.train.diloco_quorum, where it says what is decided and by whom:
 
+    start    all ranks hear which workers begin the round anew. Inner steps may have been done before it, ahead of the
+             decision on the round before: nothing is sent, and nobody is stopped, until it is there
     open     receives are posted: each other rank sends a byte when it ends the stretch. That is the hint
     look     before each inner step: whether this rank stops here. Where a home has several parts, each rank of it says
              in the reduction of an inner step whether it wants to stop (`late`), and they all stop after the step where
@@ -11,7 +13,7 @@ The shell of quicoll.train.diloco_quorum, where it says what is decided and by w
     settle   at the end of the round, when every rank has ended every stretch: nothing stays under way
 
 With a journal to be replayed the numbers are its own, and nobody sends a hint. Without a quorum all do all, and nothing
-is sent but, as the round begins, which workers begin it anew.
+is sent but, at the start, which workers begin the round anew.
 
 Every rank makes the same calls, as everywhere in a step. A receive is answered when the slowest rank has ended the
 stretch: what bounds that are the reductions at its end, with the setting `timeout`.
@@ -55,11 +57,10 @@ class Stretches:
         number: int,
         quorum: int | None,
         grace: float,
-        before: Counts | None,
         anew: Sequence[bool],
         replayed: RoundEntry | None,
     ) -> None:
-        """Say which workers begin anew, and open the first stretch.
+        """Be in the first stretch. Nothing is sent yet.
 
         Args:
             group: All ranks.
@@ -68,7 +69,6 @@ class Stretches:
             number: Of the round.
             quorum: As in `demand_quorum`.
             grace: Likewise.
-            before: What each worker did in each stretch of the round before; None: there was none.
             anew: Whether each worker of this home begins the round anew.
             replayed: What is said of this round in a journal that is replayed; None: none is.
         """
@@ -77,7 +77,7 @@ class Stretches:
         self._grace_ns = round(grace * 1e9)
         self._counting = quorum is not None or replayed is not None
         self._planned: Counts = replayed.done if replayed is not None else ()
-        self._before = before
+        self._before: Counts | None = None
         self._clock = asyncio.get_running_loop().time
         self._under_way: list[Handle[Any]] = []
         self._said: list[Handle[Any]] = []
@@ -86,18 +86,31 @@ class Stretches:
         self._open = -1
         self._arrivals: StretchEnds | None = None
         self._limits: list[int] = []
-        self._anew = group.all_gather(np.array(anew if home.speaks else (), np.uint8))
+        self._new = np.array(anew if home.speaks else (), np.uint8)
+        self._anew: Handle[Any] | None = None  # what all say of that; None: not started
         self._next()
+
+    def start(self, before: Counts | None) -> None:
+        """Say which workers begin anew, and listen for the end of the first stretch. Before any other call but `does`.
+
+        Args:
+            before: What each worker did in each stretch of the round before; None: there was none.
+        """
+        self._before = before
+        self._anew = self._group.all_gather(self._new)
+        self._listen()
 
     def _next(self) -> None:
         self._open += 1
+        self._arrivals = None
         if self._open == len(self._lengths):
             return
         stretch = self._lengths[self._open]
         done = self._own(self._planned[self._open]) if self._planned else ()
         self._limits = [stretch.start - 1 + each for each in done or [len(stretch)] * len(self._home.workers)]
-        self._arrivals = None
-        if self._quorum is not None and stretch:
+
+    def _listen(self) -> None:
+        if self._quorum is not None and self._open < len(self._lengths) and self._lengths[self._open]:
             self._arrivals = StretchEnds(self._quorum, self._grace_ns)
             for rank in self._others():
                 self._receive(self._arrivals, rank)
@@ -154,6 +167,7 @@ class Stretches:
             told = self._mine[-1] if self._home.speaks else ()
             self._said.append(self._group.all_gather(np.array(told, np.int64)))
         self._next()
+        self._listen()
 
     def share(self, place: int, stretch: int) -> float:
         """Return what part a worker of this home has done of what an exchange is of, 0 to 1.
@@ -194,6 +208,8 @@ class Stretches:
             await handle
         if self._counting:
             await self._hear(len(self._lengths) - 1)
+        if self._anew is None:
+            raise AssertionError("a round is settled that was not started")
         told = np.asarray(await self._anew)
         cut = any(min(row) < len(stretch) for row, stretch in zip(self._table, self._lengths, strict=False))
         return RoundEntry(

@@ -88,16 +88,17 @@ class WorkerRows:
         own = sum(self.parameters[number].numel() for number in self.carried)
         self.length = 2 + own + sum(prod(shape) for its in self.kept for shape in its.values()) + sum(self.fragments)
 
-    def worker(self, shard: int, row: torch.Tensor) -> LogicalWorker:
+    def worker(self, shard: int, row: torch.Tensor, job: Sequence[torch.Tensor] | None = None) -> LogicalWorker:
         """Return the worker of a row, in memory of its own.
 
         Args:
             shard: Its number.
-            row: As of the last committed step; on the host.
+            row: As a round has left it; on the host.
+            job: The job's parameters, as the same round has left them; None: those that the module has.
         """
         import torch
 
-        values = [each.detach().clone() for each in self.parameters]
+        values = [each.detach().clone() for each in (self.parameters if job is None else job)]
         begun, stepped = (bool(each) for each in row[:2].tolist())
         residuals = [torch.zeros(size) for size in self.fragments]
         if not begun:

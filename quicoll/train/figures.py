@@ -1,7 +1,8 @@
 """Where the time of one worker goes: what a step takes, what of it is waiting for others, samples a second.
 
 Sums over this worker's committed steps, from its own clock. A step begins when it is entered, and ends when it is
-committed and applied:
+committed and applied; or, where it overlaps with the next, when that is entered, whose communication the wait for the
+decision is then:
 
     data            in the sampler, or waiting for the feed's loader
     communication   entering the step, waiting for reductions and barriers, and the vote

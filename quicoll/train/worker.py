@@ -10,6 +10,14 @@ States of a worker:
     made --run()--> resumed from the newest checkpoint, its state registered --> stepping --> ended
                                                                                  stepping --> stopped (SIGTERM)
 
+A worker whose steps may overlap (`_overlaps`; this one's do not, DiLoCo's do) leaves a step when its vote is cast, and
+enters the next one ahead of the decision (`job.step(overlap=True)`):
+
+    left --decided, in the next step's `_begin`, or where job.ready() is awaited--> committed, or lost
+
+Until `_begin` nothing of the next step is sent, and the state is that before the step that was left. What is said and
+written of a step, figures, `on_step`, a checkpoint, follows its decision, wherever that is heard.
+
 What makes it restartable:
 1. A task changes its state only in `apply`, and the data moves only with it: both run for a committed step alone, at
    the moment of the commit. An aborted step leaves no trace, so it is simply begun again in the next view.
@@ -44,6 +52,7 @@ import inspect
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -120,7 +129,7 @@ class Worker:
                 the set in force is a part of the state, and what is proposed (`job.tiers.propose`) is agreed in the
                 next step.
             on_step: Called with the step's number after each step that this rank committed, and awaited if it returns
-                an awaitable, before the next step begins.
+                an awaitable, before anything of the next step is sent.
             phase_barrier: Whether all ranks wait for each other between forward and backward.
             bucket_bytes: Gradients travel in buckets of at most so many bytes, one collective each, all at once; 0: all
                 in one. Changes no bits.
@@ -157,6 +166,8 @@ class Worker:
         self.figures = WorkerFigures()
         self._reported = self.figures
         self._saver: Saver | None = None
+        self._attempts: list[_Attempt] = []  # whose outcome is not counted yet
+        self._applied = 0.0  # seconds that were spent in applying steps
         self._steps: int | None = None
         self._epochs: int | None = None
 
@@ -268,6 +279,7 @@ class Worker:
                 if self._saver and late is None:
                     await self._saver.finish()
         except Terminated:
+            await self._conclude()
             if self._saver:
                 await self._saver.leave()
             raise
@@ -313,13 +325,17 @@ class Worker:
 
     async def _train(self) -> TrainingResult | None:
         """Step until all is over. Returns a result where the job ended without this rank, and its state is loaded."""
+        ahead = False
         while True:
             try:
-                # A rank that was cut off in its vote, or joins late, learns here that the job is further.
-                await self._job.ready()
-                if self._over():
-                    return None
-                number = await self._one_step()
+                if not ahead:
+                    # A rank that was cut off in its vote, or joins late, learns here that the job is further.
+                    await self._job.ready()
+                    await self._conclude()
+                    if self._over():
+                        return None
+                ahead = False
+                ahead = await self._one_step()
             except StepAborted as error:
                 _log.info("begun again in the next view: %s", error)
             except _InDoubt as error:
@@ -337,10 +353,19 @@ class Worker:
             except _Finished:
                 return None
             else:
-                await self._committed(number)
-                if self._over():
+                if not ahead and self._over():
                     # No other view is waited for: the others may have left by now, with what they own of the state.
                     return None
+
+    async def _conclude(self) -> None:
+        """Count the attempts whose outcome is known now, and say which step is committed."""
+        attempts, self._attempts = self._attempts, []
+        for each in attempts:
+            if each.applied:
+                self.figures = self.figures.committed(each.times)
+                await self._committed(each.number)
+            else:
+                self.figures = self.figures.lost(each.times)
 
     async def _committed(self, number: int) -> None:
         if self._report_every and number % self._report_every == 0:
@@ -364,43 +389,66 @@ class Worker:
 
     # -- one step ------------------------------------------------------------------------------------------------------
 
-    async def _one_step(self) -> int:
-        """One attempt at the next step; returns its number once it is committed and applied."""
+    def _overlaps(self) -> bool:
+        """Whether the step that is entered now is left before it is decided. Not the last one."""
+        return False
+
+    async def _one_step(self) -> bool:
+        """One attempt at the next step. Whether it is left before it is decided; else it is committed and applied."""
         clock = asyncio.get_running_loop().time
-        times, began = StepTimes(), clock()
-        applied = [0.0]
-        step = self._job.step()
+        began, overlap = clock(), self._overlaps()
+        step = self._job.step(overlap=overlap)
+        attempt = _Attempt(times := StepTimes())
         try:
             async with step:
-                if self._over():
-                    raise _Finished
-                if self._saver:
-                    await self._saver.in_step(step)
-                if self._tiers is not None:
-                    await self._job.tiers.agree(step)
+                attempt.number = step.number
                 times.communication = clock() - began
                 update = await self._update(step, times)
 
                 def apply() -> None:
                     started = clock()
                     update()
-                    applied[0] = clock() - started
+                    self._applied += clock() - started
+                    attempt.applied = True
 
                 step.on_commit(apply)
-                left = clock()
-        except StepAborted:
+                waited, applied = clock(), self._applied
+            times.communication += clock() - waited - (self._applied - applied)
+        except (StepAborted, Partitioned) as error:
             times.seconds = clock() - began
-            self.figures = self.figures.lost(times)
+            self._attempts.append(attempt)
+            if isinstance(error, Partitioned):
+                raise _InDoubt(str(error)) from error
+            await self._conclude()
             raise
-        except Partitioned as error:
-            raise _InDoubt(str(error)) from error
-        times.communication += clock() - left - applied[0]
         times.seconds = clock() - began
-        self.figures = self.figures.committed(times)
-        return step.number
+        self._attempts.append(attempt)
+        if not overlap:
+            await self._conclude()
+        return overlap
+
+    async def _begin(self, step: Step, times: StepTimes) -> None:
+        """Begin a step, when the one before it is decided, and do what comes first in it on all ranks."""
+        clock = asyncio.get_running_loop().time
+        began, applied = clock(), self._applied
+        await step.ready()
+        times.communication += clock() - began - (self._applied - applied)
+        await self._conclude()
+        began = clock()
+        if self._over():
+            raise _Finished
+        if self._saver:
+            await self._saver.in_step(step)
+        if self._tiers is not None:
+            await self._job.tiers.agree(step)
+        times.communication += clock() - began
 
     async def _update(self, step: Step, times: StepTimes) -> Callable[[], None]:
-        """Compute this rank's part of the step, and all that is done together; return what is left for the commit."""
+        """Begin the step, compute this rank's part, and all that is done together; return what is left to the commit.
+
+        What is computed before `_begin` is ahead of the decision on the step before.
+        """
+        await self._begin(step, times)
         # Asked for inside the step: only here is it certain which view, and so which shards, the step is about.
         shards = self._job.group.shards(self._shards)
         leaves = await self._leaves(step, shards, times)
@@ -486,6 +534,15 @@ class Worker:
             for flat in leaf:
                 flat *= np.float32(weight)
         return leaf
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """An attempt at a step. number: of the step; 0 until it is entered. applied: It is committed, and applied here."""
+
+    times: StepTimes
+    number: int = 0
+    applied: bool = False
 
 
 class _InDoubt(Exception):

@@ -107,7 +107,8 @@ class Job:
         if self.doubtful:
             self._commit(self.doubtful.pop())
 
-    def step(self) -> Step:
+    def step(self, *, overlap: bool) -> Step:
+        assert not overlap
         return Step(self)
 
     @contextmanager
@@ -145,6 +146,9 @@ class Step:
     async def __aexit__(self, kind: object, error: object, trace: object) -> None:
         if error is None:
             self._job._end(self)
+
+    async def ready(self) -> None:
+        """It has begun."""
 
 
 def saved_steps(directory: Path, pattern: str = "*.manifest.json") -> list[int]:
@@ -216,10 +220,12 @@ async def test_an_aborted_step_leaves_no_trace_and_is_begun_again() -> None:
 async def test_a_step_in_doubt_that_turns_out_committed_is_applied_once_and_not_run_again(doubtful: int) -> None:
     task = Counting()
     troubles = [None] * (doubtful - 1) + [Partitioned("cut off after the vote")]
-    result = await train(Job(troubles=troubles), task, steps=3)
+    told: list[int] = []
+    result = await train(Job(troubles=troubles), task, steps=3, on_step=told.append)
     assert result.digest == checkpoint.digest(trained(3).state())
     assert [step for shard, step in task.asked if shard == 0] == [1, 2, 3]
-    assert result.steps == 3
+    assert told == [1, 2, 3]
+    assert (result.steps, result.committed, result.aborted) == (3, 3, 0)
 
 
 async def test_a_rank_that_no_quorum_took_in_for_the_hold_timeout_says_so() -> None:
@@ -544,7 +550,7 @@ async def test_it_trains_on_each_sample_once_in_an_epoch_whatever_is_aborted() -
     data, task = sampler(), Means()
     troubles = [None, StepAborted("lost"), Partitioned("cut off after the vote"), StepAborted("lost"), None]
     result = await train(Job(troubles=troubles), task, data=data, epochs=2)
-    assert (result.steps, result.committed, data.position) == (6, 5, Position(2, 0))
+    assert (result.steps, result.committed, result.aborted, data.position) == (6, 6, 2, Position(2, 0))
     used: dict[int, list[int]] = {}
     for part in task.given:  # an attempt that is repeated has the same samples
         assert part.indices is not None
