@@ -83,9 +83,11 @@ class Quicoll(Contender):
         self._job = job
         self._tensor = np.zeros(0, np.float32)
         self._out = self._tensor
+        self._counts: list[int] = []
 
     async def prepare(self, case: Case) -> None:
         whole, part = _elements(case, self._job.world_size)
+        self._counts = [part] * self._job.world_size
         self._tensor = np.ones(part if case.kind == "all_gather" else whole, np.float32)
         self._out = np.empty(part if case.kind == "reduce_scatter" else whole, np.float32)
 
@@ -97,7 +99,7 @@ class Quicoll(Contender):
             case "all_reduce":
                 await group.all_reduce(self._tensor, out=self._out)
             case "all_gather":
-                await group.all_gather(self._tensor, out=self._out)
+                await group.all_gather(self._tensor, counts=self._counts, out=self._out)
             case "reduce_scatter":
                 await group.reduce_scatter(self._tensor, out=self._out)
             case "broadcast":

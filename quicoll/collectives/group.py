@@ -294,15 +294,23 @@ class Group:
         return self._start(Broadcast(self._here, x, root=root, out=out, algorithm=algorithm), timeout)
 
     def all_gather(
-        self, x: TensorT, *, out: Any = None, algorithm: AlgorithmName = "auto", timeout: float | None = None
+        self,
+        x: TensorT,
+        *,
+        counts: Sequence[int] | None = None,
+        out: Any = None,
+        algorithm: AlgorithmName = "auto",
+        timeout: float | None = None,
     ) -> Handle[TensorT]:
         """Concatenate all ranks' tensors along the first dimension, by rank; every rank gets the whole.
 
-        Cost: each rank sends its own tensor to all others. It first learns the others' n, which takes one delay more.
+        Cost: each rank sends its own tensor to all others. Without `counts` it first learns the others' n, which takes
+        one delay more.
 
         Args:
             x: A tensor (n, ...), of equal dtype and trailing shape on all ranks; n may differ and may be 0. A 0-dim
                 tensor counts as (1,).
+            counts: The n of each rank, by rank, where all ranks know them; the same on all. None: they are asked.
             out: A tensor that the result is written to.
             algorithm: "direct": as said. "hierarchical": each tensor goes to each remote site (`site=` of
                 `quicoll.join`) once and from there to its ranks. "auto": the cheaper one, as for `all_reduce`, by the
@@ -313,24 +321,27 @@ class Group:
         Raises:
             LocalError: x or an option is invalid. Raised by the call; nothing was sent.
         """
-        return self._start(Gather(self._here, x, out=out, algorithm=algorithm), timeout)
+        return self._start(Gather(self._here, x, counts=counts, out=out, algorithm=algorithm), timeout)
 
     def gather(
         self,
         x: TensorT,
         *,
         root: int = 0,
+        counts: Sequence[int] | None = None,
         out: Any = None,
         algorithm: AlgorithmName = "auto",
         timeout: float | None = None,
     ) -> Handle[TensorT | None]:
         """Concatenate all ranks' tensors along the first dimension, by rank, on the root.
 
-        Cost: each rank sends its own tensor to the root, one delay after the ranks have learned each other's n.
+        Cost: each rank sends its own tensor to the root; without `counts` one delay after the ranks have learned each
+        other's n.
 
         Args:
             x: As for `all_gather`.
             root: The rank that gets the result.
+            counts: As for `all_gather`.
             out: What the result is written to; looked at on the root only.
             algorithm: "direct": as said. "hierarchical": small parts of a remote site are put together there and come
                 as one message. "auto": as for `all_gather`.
@@ -342,7 +353,7 @@ class Group:
         """
         here = self._here
         root = here.checked("root", root)  # here, because None would make an all_gather of it
-        return self._start(Gather(here, x, root=root, out=out, algorithm=algorithm), timeout)
+        return self._start(Gather(here, x, root=root, counts=counts, out=out, algorithm=algorithm), timeout)
 
     def scatter(
         self,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from quicoll.collectives.base import rows_given, rows_text
+from quicoll.collectives.base import rows_asked, rows_given, rows_text
 from quicoll.collectives.operation import Operation
 from quicoll.engine.calls import Work
 from quicoll.errors import LocalError, PeerError
@@ -252,25 +252,89 @@ class Rows(Movement[T]):
 
 
 class Gather(Rows[Any]):
-    """root: None: all_gather."""
+    """root: None: all_gather. counts: rows of each rank, where all know them: then nothing is asked first."""
+
+    agreed: tuple[int, ...] | None = None  # these
+    planned: Schedule
+    settled: Plan | None
 
     def __init__(
-        self, here: GroupView, x: Any, *, root: int | None = None, out: Any = None, algorithm: str = "auto"
+        self,
+        here: GroupView,
+        x: Any,
+        *,
+        root: int | None = None,
+        counts: Sequence[int] | None = None,
+        out: Any = None,
+        algorithm: str = "auto",
     ) -> None:
         super().__init__(here)
         self.name = "all_gather" if root is None else "gather"
         self.root = root if root is None else here.checked("root", root)
-        require_algorithm(self.name, algorithm)
-        self.algorithm = algorithm = self.way(algorithm)
         like = argument(x)
         shape = like.shape or (1,)
-        self.counts = (shape[0],)
         self.shared = root is None
         self.holds = root is None or here.rank == self.root
         self.where = "" if root is None else f" root={self.root}"
-        head = f"{self.name}/{algorithm}{self.where}"
-        self.announce(x, Bundle.of(like), shape[1:], head, out if self.holds else None)
+        out = out if self.holds else None
+        if counts is not None:
+            self._agree(x, Bundle.of(like), shape, rows_asked(counts), out, algorithm)
+            return
+        require_algorithm(self.name, algorithm)
+        self.algorithm = algorithm = self.way(algorithm)
+        self.counts = (shape[0],)
+        self.announce(x, Bundle.of(like), shape[1:], f"{self.name}/{algorithm}{self.where}", out)
         self.measures = depends(self.name, algorithm, world=here.world_size, sites=here.sites)
+
+    def _agree(
+        self, x: Any, like: Bundle, shape: tuple[int, ...], rows: tuple[int, ...], out: Any, algorithm: str
+    ) -> None:
+        here = self.here
+        if len(rows) != here.world_size or min(rows) < 0 or rows[here.rank] != shape[0]:
+            raise LocalError(
+                f"counts {rows} are not those of {here.world_size} ranks of which rank {here.rank} has {shape[0]} rows"
+            )
+        self.gathers, self.agreed = False, rows
+        if out is not None:
+            destination(out, like.first, (sum(rows), *shape[1:]))
+        self.announce(x, like, shape[1:], f"{self.name}{self.where}", out)
+        self.planned, self.settled, self.signature, self.algorithm = here.prepared.get(
+            (self.name, like.dtype, self.rest, rows, self.root, algorithm), self._prepare, rows, algorithm
+        )
+        self.announced = self.algorithm == "announced"
+        self.measures = self.settled is None and self.algorithm == "auto"
+        self.target = self.room(sum(rows) if self.holds else 0)
+
+    def _prepare(self, rows: tuple[int, ...], algorithm: str) -> tuple[Schedule, Plan | None, str, str]:
+        """Return the schedule, this rank's plan where it does not depend on the network, the signature, and the way
+        that is taken: an algorithm, or "announced"."""
+        require_algorithm(self.name, algorithm)
+        algorithm = self.way(algorithm)
+        root = {} if self.root is None else {"root": self.root}
+        counts = tuple([count * self.width for count in rows])
+        schedule = self.schedule(self.name, self.like.dtype.itemsize, **root, counts=counts)
+        if algorithm == "auto" and schedule.announced:
+            algorithm = "announced"
+        signature = f"{self.signature} way={algorithm} rows={sum(rows)} {rows_text(rows)}".rstrip()
+        if algorithm in ("announced", "local"):
+            return schedule, None, signature, algorithm
+        settled = schedule.settled(algorithm)
+        # Now where it can be: what cannot be planned is refused before anything is sent.
+        plan = None if settled == "auto" else schedule.plan_of(self.here.rank, settled)
+        return schedule, plan, signature, settled
+
+    def small_call(self, number: int) -> SmallCall | None:
+        if self.agreed is None:
+            return super().small_call(number)
+        if self.algorithm not in ("announced", "local"):
+            return None
+        itemsize = self.width * self.like.dtype.itemsize
+        return self.seen_by_all(number, self.like, [count * itemsize for count in self.agreed])
+
+    def placed(self, counts: Counts) -> tuple[Routes, Results]:
+        if self.agreed is None or self.target is None:
+            return super().placed(counts)
+        return Routes(self.agreed).times(self.width), self.target
 
     def rows(self, counts: Sequence[tuple[int, ...] | None]) -> Routes:
         rows = [row[0] if row is not None and len(row) == 1 else -1 for row in counts]
@@ -281,6 +345,9 @@ class Gather(Rows[Any]):
         return Routes(rows)
 
     def prepare(self, known: Known) -> Work:
+        if self.agreed is not None and self.target is not None:
+            plan = self.settled or self.planned.plan_taken(self.here.rank, "auto", known.network)
+            return self.work(plan, self.like, self.target)
         rows = self.rows(known.counts).given
         target = self.room(sum(rows) if self.holds else 0)
         parts = tuple(count * self.width for count in rows)

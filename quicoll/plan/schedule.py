@@ -53,7 +53,7 @@ __all__ = [
 
 AlgorithmName: TypeAlias = Literal["auto", "direct", "tree", "hierarchical", "exchange", "local"]
 
-ANNOUNCED = ("all_reduce", "reduce", "reduce_scatter", "broadcast")
+ANNOUNCED = ("all_reduce", "reduce", "reduce_scatter", "broadcast", "all_gather", "gather")
 """Collectives of which all ranks know what each gives before they hear of each other."""
 MAX_ANNOUNCED = 1024
 """Bytes that a rank gives in its announcement: with the rest of it they are one datagram on any path."""
@@ -233,7 +233,10 @@ class Schedule:
         """
         if self.collective not in ANNOUNCED or self.world > MAX_WALKED:
             return False
-        most = self.nbytes * -(-self.leaves // self.world) if self.leaves else self.nbytes
+        if self.leaves:
+            most = self.nbytes * -(-self.leaves // self.world)
+        else:  # the root's elements, or the most that a rank gives
+            most = max(self.sizes["counts"]) * self.itemsize if "counts" in self.sizes else self.nbytes
         return most <= MAX_ANNOUNCED
 
     @property

@@ -159,13 +159,15 @@ async def _scattered(group: Group, here: CallSite) -> None:
 async def _gathered_by_all(group: Group, here: CallSite) -> None:
     counts = here.counts()
     out = np.empty((sum(counts), 2), np.int64)
-    found = await group.all_gather(here.numbers(here.rank, counts[here.rank], 2), out=out)
+    known = counts if here.root % 2 else None
+    found = await group.all_gather(here.numbers(here.rank, counts[here.rank], 2), counts=known, out=out)
     _same("an all_gather", found, np.concatenate([here.numbers(rank, counts[rank], 2) for rank in here.ranks]))
 
 
 async def _gathered_by_one(group: Group, here: CallSite) -> None:
     counts = here.counts(1)
-    found = await group.gather(here.numbers(here.rank, counts[here.rank]), root=here.root, algorithm="hierarchical")
+    mine, known = here.numbers(here.rank, counts[here.rank]), counts if here.root % 2 else None
+    found = await group.gather(mine, root=here.root, counts=known, algorithm="auto" if known else "hierarchical")
     expected = np.concatenate([here.numbers(rank, counts[rank]) for rank in here.ranks])
     _same("a gather", found, expected if here.rank == here.root else None)
 

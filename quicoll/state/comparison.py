@@ -81,7 +81,7 @@ def row(
 
 def tell_all(group: Group, mine: np.ndarray[Any, np.dtype[np.int64]]) -> Handle[np.ndarray[Any, np.dtype[np.int64]]]:
     """Begin to tell all ranks a `row`; `heard` takes what comes."""
-    return group.all_gather(mine)
+    return group.all_gather(mine, counts=[_ROW] * group.world_size)
 
 
 async def heard(
@@ -116,7 +116,8 @@ async def heard_alike(group: Group, gathered: np.ndarray[Any, Any], *, nodes: Se
     """
     digest = np.frombuffer(xxhash.xxh3_128_digest(gathered.tobytes()), np.int64)
     sides: dict[bytes, list[int]] = {}
-    others = (await group.all_gather(digest)).reshape(-1, len(digest))
+    told = await group.all_gather(digest, counts=[len(digest)] * group.world_size)
+    others = told.reshape(-1, len(digest))
     for rank, other in enumerate(others):
         sides.setdefault(other.tobytes(), []).append(rank)
     if len(sides) == 1:

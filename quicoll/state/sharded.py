@@ -7,7 +7,7 @@
         gradient = await job.group.reduce_scatter(leaves, counts=moments.counts, op="avg")
         m, v, part = adam(moments["m"], moments["v"], weights[moments.mine], gradient)
         await moments.stage(step, {"m": m, "v": v})
-        new = await job.group.all_gather(part)
+        new = await job.group.all_gather(part, counts=moments.counts)
         step.on_commit(lambda: np.copyto(weights, new))
 
 One attempt to give new values:
@@ -223,7 +223,8 @@ class Sharded:
         mine = [rows[block] for block in layout.owned(rank)]
         width = len(spec.dtypes) * 16
         told = groups.world.all_gather(
-            np.concatenate(mine).reshape(-1, width) if mine else np.empty((0, width), np.uint8)
+            np.concatenate(mine).reshape(-1, width) if mine else np.empty((0, width), np.uint8),
+            counts=[len(layout.owned(each)) for each in range(len(view.members))],
         )
         copies = await self._exchange(groups, layout, new)
         digests = await told

@@ -192,7 +192,7 @@ class DividedOptimizer:
             its = [had[place] for place in axis.places]
             values, moments = axis.updated(gradients, its)
             progress = axis.blocks.advanced(its)
-            gathered = group.all_gather(values)
+            gathered = group.all_gather(values, counts=axis.sharded.counts)
             await axis.sharded.stage(step, moments)
             commits.append(partial(axis.commit, await gathered, progress))
         return partial(_all, commits)

@@ -155,7 +155,7 @@ def all_gather(
     rows = x.movedim(dim, 0)
     if counts is None:
         with torch.no_grad():
-            counts = own.all_gather(torch.tensor([rows.shape[0]])).tolist()
+            counts = own.all_gather(torch.tensor([rows.shape[0]]), counts=[1] * own.world_size).tolist()
     known = _checked(counts, own)
     if known[own.rank] != rows.shape[0]:
         raise LocalError(f"rank {own.rank} has {rows.shape[0]} along dimension {dim}, and counts say {known[own.rank]}")
@@ -286,7 +286,7 @@ class _AllGather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, group: Group, counts: list[int]) -> torch.Tensor:
         ctx.group, ctx.counts = group, counts
-        return group.all_gather(_plain(x))
+        return group.all_gather(_plain(x), counts=counts)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:

@@ -266,7 +266,8 @@ class Methods:
                 _demand_alike(output, given, name)
         data = [movable(given).unsqueeze(0) for given in inputs]
 
-        calls: list[OperationCall] = [("all_gather", (each,), {}) for each in data]
+        alike = {"counts": [1] * self._group.world_size}
+        calls: list[OperationCall] = [("all_gather", (each,), alike) for each in data]
 
         def finish(results: list[Any]) -> None:
             for outputs, rows in zip(lists, results, strict=True):
@@ -289,7 +290,8 @@ class Methods:
                 )
         data = [movable(given).unsqueeze(0) for given in inputs]
 
-        calls: list[OperationCall] = [("all_gather", (each,), {}) for each in data]
+        alike = {"counts": [1] * self._group.world_size}
+        calls: list[OperationCall] = [("all_gather", (each,), alike) for each in data]
 
         def finish(results: list[Any]) -> None:
             _put_all(outputs, [rows.reshape(-1) for rows in results])
@@ -312,7 +314,8 @@ class Methods:
             if here:
                 _put_all(outs, list(results[0]))
 
-        return self._start("gather", outs, [("gather", (data,), {"root": asked.root})], finish, asked)
+        how = {"root": asked.root, "counts": [1] * self._group.world_size}
+        return self._start("gather", outs, [("gather", (data,), how)], finish, asked)
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, *more: Any, **named: Any) -> OperationWork:
         """Give each rank its tensor of the root's."""

@@ -432,7 +432,7 @@ class DiLoCo(Worker):
         clock, length = asyncio.get_running_loop().time, self._rows.length
         began = clock()
         losses = [float(worker.loss) / max(worker.steps, 1) for worker in workers] if home.speaks else []
-        told = self._job.group.all_gather(np.array(losses, np.float32))
+        told = self._job.group.all_gather(np.array(losses, np.float32), counts=home.spoken)
         rows = self._own[_PIECE].new_empty(len(workers) * length)
         for place, worker in enumerate(workers):
             if not self._keep_inner:

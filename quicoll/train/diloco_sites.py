@@ -91,6 +91,11 @@ class WorkerHome:
         return range(0)
 
     @property
+    def spoken(self) -> list[int]:
+        """For how many workers each rank speaks."""
+        return [len(self.spoken_by(rank)) for rank in range(sum(map(len, self.homes)))]
+
+    @property
     def ranks(self) -> tuple[int, ...]:
         """The ranks of this home."""
         return self.homes[self.place]

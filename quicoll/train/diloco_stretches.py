@@ -97,7 +97,7 @@ class Stretches:
             before: What each worker did in each stretch of the round before; None: there was none.
         """
         self._before = before
-        self._anew = self._group.all_gather(self._new)
+        self._anew = self._group.all_gather(self._new, counts=self._home.spoken)
         self._listen()
 
     def _next(self) -> None:
@@ -165,7 +165,7 @@ class Stretches:
         self._mine.append([limit - self._lengths[self._open].start + 1 for limit in self._limits])
         if self._counting:
             told = self._mine[-1] if self._home.speaks else ()
-            self._said.append(self._group.all_gather(np.array(told, np.int64)))
+            self._said.append(self._group.all_gather(np.array(told, np.int64), counts=self._home.spoken))
         self._next()
         self._listen()
 

@@ -477,7 +477,7 @@ class Worker:
         mine, kept = moments.update(mean)
         began = clock()
         await sharded.stage(step, kept)
-        values = await group.all_gather(mine)
+        values = await group.all_gather(mine, counts=sharded.counts)
         times.communication += clock() - began
         return values
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 import numpy as np
@@ -96,14 +96,16 @@ class MemoryGroup:
     def __init__(self, hub: Hub, rank: int) -> None:
         self.hub = hub
         self.rank = rank
+        self.world_size = hub.world
         self.number = 0
 
-    def all_gather(self, x: Any) -> Awaitable[Any]:
+    def all_gather(self, x: Any, *, counts: Sequence[int] | None = None) -> Awaitable[Any]:
         self.number += 1
-        return _begun(self._all_gather(self.number - 1, x))
+        return _begun(self._all_gather(self.number - 1, x, counts))
 
-    async def _all_gather(self, number: int, x: Any) -> Any:
+    async def _all_gather(self, number: int, x: Any, counts: Sequence[int] | None) -> Any:
         given = await self.hub.gather(number, self.rank, x)
+        assert counts is None or [len(given[rank]) for rank in range(self.hub.world)] == [*counts]
         heard = [self.hub.mishear(number, rank, self.rank, given[rank].copy()) for rank in range(self.hub.world)]
         return np.concatenate(heard)
 

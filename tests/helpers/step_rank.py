@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -240,7 +240,12 @@ class FakeGroup:
         self.others: list[Any] = []
         self.error: BaseException | None = None
 
-    async def all_gather(self, mine: Any) -> Any:
+    @property
+    def world_size(self) -> int:
+        return 1 + len(self.others)
+
+    async def all_gather(self, mine: Any, *, counts: Sequence[int]) -> Any:
+        assert counts == [len(mine)] * self.world_size
         self.compared += len(mine) != HEARD
         if self.error is not None:
             raise self.error

@@ -141,6 +141,41 @@ async def test_all_gather_concatenates_by_rank_even_with_different_and_empty_par
             assert got.tolist() == [float(rank) for rank in range(world)]
 
 
+@pytest.mark.parametrize("world", [1, 2, 3, 5])
+async def test_what_is_gathered_of_counts_that_all_know_is_what_is_gathered_without_them(world: int) -> None:
+    """Of all sizes: in the announcements, as messages, and of ranks without any row."""
+    async with cluster(world, chunk_bytes=64) as jobs:
+        for scale in (0, 1, 7, 40, 3000):
+            counts = [rank * 3 % 4 * scale for rank in range(world)]
+            parts = [values("int32", (count, 2), rank) for rank, count in enumerate(counts)]
+            want = np.concatenate(parts)
+            for algorithm in ("auto", "direct", "hierarchical"):
+                options: Any = {"counts": counts, "algorithm": algorithm}
+                for got in await everyone(jobs, lambda job, p=parts, o=options: job.group.all_gather(p[job.rank], **o)):
+                    assert got.tobytes() == want.tobytes()
+                    assert got.shape == want.shape
+                root = world - 1
+                options = options | {"root": root}
+                found = await everyone(jobs, lambda job, p=parts, o=options: job.group.gather(p[job.rank], **o))
+                assert found.pop(root).tobytes() == want.tobytes()
+                assert found == [None] * (world - 1)
+        one = await everyone(jobs, lambda job: job.group.all_gather(np.array(float(job.rank)), counts=[1] * world))
+        assert [got.tolist() for got in one] == [[float(rank) for rank in range(world)]] * world
+
+
+async def test_what_is_gathered_of_known_counts_is_written_to_out_and_one_that_does_not_fit_is_refused_by_the_call() -> (
+    None
+):
+    async with cluster(2) as jobs:
+        out = [np.zeros((3, 2)) for _ in jobs]
+        x = [np.full((1 + rank, 2), 1.0 + rank) for rank in range(2)]
+        got = await everyone(jobs, lambda job: job.group.all_gather(x[job.rank], counts=[1, 2], out=out[job.rank]))
+        assert all(each is its for each, its in zip(got, out, strict=True))
+        assert out[0].tolist() == out[1].tolist() == [[1.0, 1.0], [2.0, 2.0], [2.0, 2.0]]
+        with pytest.raises(LocalError, match=r"out"):
+            jobs[0].group.all_gather(x[0], counts=[1, 2], out=np.zeros((4, 2)))
+
+
 async def test_nobody_leaves_a_barrier_before_everybody_is_there() -> None:
     async with cluster(3) as jobs:
         arrived: list[int] = []

@@ -80,6 +80,14 @@ MOVED: dict[str, Callable[[Job, Any, str], Any]] = {
     "broadcast": lambda job, x, way: job.group.broadcast(x, root=2, algorithm=way),
     "all_gather": lambda job, x, way: job.group.all_gather(x, algorithm=way),
     "uneven all_gather": lambda job, x, way: job.group.all_gather(x[: len(x) * job.rank // 2], algorithm=way),
+    "all_gather of known counts": lambda job, x, way: job.group.all_gather(
+        x[: len(x) * (job.rank % 3) // 2],
+        counts=[len(x) * (rank % 3) // 2 for rank in range(job.world_size)],
+        algorithm=way,
+    ),
+    "gather of known counts": lambda job, x, way: job.group.gather(
+        x[job.rank :], root=1, counts=[len(x) - rank for rank in range(job.world_size)], algorithm=way
+    ),
     "gather": lambda job, x, way: job.group.gather(x[job.rank :], root=1, algorithm=way),
     "scatter": lambda job, x, way: job.group.scatter(x, root=1, algorithm=way),
     "uneven scatter": lambda job, x, way: job.group.scatter(
@@ -97,7 +105,7 @@ async def test_every_operation_gives_small_and_large_what_it_gives_over_quic(wha
         rng = np.random.default_rng(job.rank)
         x = rng.standard_normal(elements).astype(np.float32) * np.float32(10.0**job.rank)
         issue = {**REDUCED, **MOVED}[what]
-        handles = [issue(job, x, way) for way in ("local", ALGORITHMS[what.split()[-1]][0], "auto")]
+        handles = [issue(job, x, way) for way in ("local", ALGORITHMS[what.split(" of ")[0].split()[-1]][0], "auto")]
         assert handles[2].pending.operation.small_call(0) is not None
         return [await handle for handle in handles]
 

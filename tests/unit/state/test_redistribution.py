@@ -47,8 +47,6 @@ class Node:
 
     def enter(self, hubs: Sequence[Hub], rank: int) -> None:
         groups: list[Any] = [MemoryGroup(hub, rank) for hub in hubs]
-        for group in groups:
-            group.world_size = hubs[0].world
         pieces = PieceGroups(*groups[1:])
         self.state_group = groups[0]
         self.set = ShardedSet({"a": self.sharded}, pieces) if self.set is None else self.set

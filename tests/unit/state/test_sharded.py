@@ -24,7 +24,6 @@ def alone(**options: Any) -> tuple[Sharded, ShardedSet]:
     """On one rank, which owns all of it."""
     made = Sharded(10, {"m": "float32", "n": "int64"}, blocks=4, **options)
     group: Any = MemoryGroup(Hub(1), 0)
-    group.world_size = 1
     found = ShardedSet({"a": made}, PieceGroups(group, group, group))
     found.attach(0)
     for block in range(4):

@@ -30,7 +30,7 @@ class Three(Rank):
         rows = [told(StateVersion() if other == 1 else new, held) for other in range(3)]
         views = [view(2, world=2, committed_step=9), view(1, world=3, committed_step=9)]
 
-        async def tell(mine: Any) -> Any:
+        async def tell(mine: Any, *, counts: Any) -> Any:
             if len(mine) != len(rows[0]):  # what each has heard
                 return np.concatenate([mine, mine])
             self.group.compared += 1
