@@ -121,9 +121,8 @@ class EngineShare:
         """
         passed, took = now_ns - self._seen_ns, used.cpu_ns - self._cpu_ns
         counted, self.counts = self.counts, True
-        if not counted:
-            pass  # its sleeps of that time were not told
-        elif self._switches is not None and used.switches is not None and used.switches > self._switches:
+        before = self._switches if counted else None  # what it slept while that did not count was not told
+        if before is not None and used.switches is not None and used.switches > before:
             self._contended_ns = now_ns
         self._seen_ns, self._due_ns = now_ns, now_ns + LEAST_NS
         self._cpu_ns, self._switches = used

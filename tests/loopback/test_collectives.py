@@ -163,7 +163,7 @@ async def test_what_is_gathered_of_counts_that_all_know_is_what_is_gathered_with
         assert [got.tolist() for got in one] == [[float(rank) for rank in range(world)]] * world
 
 
-async def test_what_is_gathered_of_known_counts_is_written_to_out_and_one_that_does_not_fit_is_refused_by_the_call() -> (
+async def test_what_is_gathered_of_known_counts_is_written_to_out_which_is_refused_by_the_call_if_it_does_not_fit() -> (
     None
 ):
     async with cluster(2) as jobs:
