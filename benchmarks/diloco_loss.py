@@ -76,6 +76,7 @@ class Setting:
     keep_inner: bool = True
     fragments: int = 1
     delay: int = 0
+    mix: float = 0.5
 
     @classmethod
     def parse(cls, text: str) -> Setting:
@@ -118,7 +119,7 @@ class Setting:
 
     def alike(self) -> tuple[Any, ...]:
         """What settings have in common whose outer steps are computed together."""
-        return (self.sync, self.every, self.wire, self.keep_inner, self.fragments, self.delay)
+        return (self.sync, self.every, self.wire, self.keep_inner, self.fragments, self.delay, self.mix)
 
 
 # -- the model, many at a time -----------------------------------------------------------------------------------------
@@ -367,7 +368,7 @@ class Trainer:
         mean = self._under_way.pop((members.start, turn.fragment))
         beta = self._momentum[members, None]
         job -= self._outer_rate[members, None] * (mean + beta * self._buffer[:, members, part].mul_(beta).add_(mean))
-        mix = 0.5 if each.delay else 0.0
+        mix = each.mix if each.delay else 0.0
         own.copy_(own * mix + job[:, None] * (1.0 - mix))
         if not each.keep_inner and turn.at == each.every:
             self._m[:, :, members], self._v[:, :, members], self._done[members] = 0.0, 0.0, 0.0

@@ -95,6 +95,7 @@ async def main() -> None:
     parser.add_argument("--every", type=int, default=20, help="inner steps of a round")
     parser.add_argument("--fragments", type=int, default=4)
     parser.add_argument("--delay", type=int, default=2)
+    parser.add_argument("--mix", type=float, help="how much of a worker's own stays after a delay: 0 to 1")
     parser.add_argument("--wire", help="what is exchanged travels as: int8, int4, topk:1/64, topk-2bit:1/16")
     parser.add_argument("--algorithm", default="auto", help="of the exchange: direct sends the fewest bytes")
     parser.add_argument("--feedback", type=float, default=1.0, help="how much of what the wire loses is sent later")
@@ -136,6 +137,7 @@ async def main() -> None:
             every=options.every,
             fragments=options.fragments,
             delay=options.delay,
+            mix=options.mix,
             wire=options.wire,
             algorithm=options.algorithm,
             feedback=options.feedback,

@@ -9,9 +9,9 @@ fragments and while they compute (Streaming DiLoCo, arXiv 2501.18512). Each roun
     stage       what each worker has of its own by then; while the last exchange is under way, unless that is mixed in
     commit      the job's parameters, the outer optimizer, every worker's own memory (quicoll.train.diloco_workers) and
                 the data's position move together, on all ranks, or nothing does
-    ahead       the decision on a round is not waited for: the inner steps before the next one's first exchange are
-                done meanwhile, from what the round will have come to if it is committed. All of that is memory of an
-                attempt, and nothing of it is sent: where the round is aborted it is thrown away
+    ahead       neither is waited for: as soon as a rank knows what the round will have come to if it is committed, it
+                does the inner steps of the next one (quicoll.train.diloco_round), up to the first exchange of that. All
+                of it is memory of an attempt, and nothing of it is sent: where the round is aborted it is thrown away
 
 It is a `Worker` whose step is a round: resuming, checkpoints, SIGTERM, the check that all train the same thing and
 `run` are the worker's (quicoll.train.worker). A function of one's own for the loss, and not a loop: a rank computes the
@@ -22,7 +22,7 @@ States of a round, on a rank:
 
     ahead --the one before is committed--> open     it begins for all ranks: what it has done so far stands
     ahead --it is not, or the view ends--> aborted  nothing was sent
-    open --turns, staged, voted--> left             the next one is ahead; of the last round it is waited for here
+    open --turns--> ended --staged, voted--> left   the next one is ahead from `ended` on; of the last round this waits
     left --committed-------------> committed        all of the above has moved
     left, open --StepAborted-----> aborted          nothing has; the round is computed again from the committed state,
                                                     with the ranks that there are then
@@ -63,7 +63,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from math import fsum
 from typing import TYPE_CHECKING, Any
@@ -82,6 +82,7 @@ from quicoll.state.sharded import Sharded, layout_in
 from quicoll.train.diloco_journal import RoundJournal
 from quicoll.train.diloco_lanes import SiteLanes
 from quicoll.train.diloco_quorum import demand_quorum, stretches_of
+from quicoll.train.diloco_round import RoundEnd, RoundWork
 from quicoll.train.diloco_sites import WorkerHome
 from quicoll.train.diloco_stretches import Stretches
 from quicoll.train.diloco_task import RoundsTask
@@ -95,11 +96,11 @@ if TYPE_CHECKING:
     import torch
 
     from quicoll.checkpoint.parts import Shard
-    from quicoll.collectives.handle import Handle
     from quicoll.data.feed import Feed
     from quicoll.data.portions import Position
     from quicoll.data.sampler import Sampler
     from quicoll.job import Job
+    from quicoll.membership.view import View
     from quicoll.numerics.codecs import WireFormat
     from quicoll.plan.schedule import AlgorithmName
     from quicoll.step.context import Step
@@ -112,21 +113,6 @@ if TYPE_CHECKING:
     from quicoll.train.worker import OnStep
 
 __all__ = ["DiLoCo"]
-
-
-@dataclass(frozen=True, slots=True)
-class _RoundEnd:
-    """What a round has come to, by which the next one begins.
-
-    Attributes:
-        rows: Of the logical workers that are here.
-        values: The job's parameters.
-        position: Where the data stands; None where there is none.
-    """
-
-    rows: torch.Tensor
-    values: Sequence[torch.Tensor]
-    position: Position | None
 
 
 _NAME, _PREFIX, _PIECE = "workers", "workers.", "row"
@@ -307,7 +293,7 @@ class DiLoCo(Worker):
         directory = None if checkpoints is None else checkpoints.directory
         self._archive = self._own.index = PieceArchive(_PREFIX, directory, "torch")
         self._groups: tuple[int, SiteLanes] | None = None  # of a view
-        self._ahead: _RoundEnd | None = None  # of the round that was left before it was decided
+        self._ahead: RoundWork | None = None  # the round after the one that was left, or is about to be
         self.loss = float("nan")
 
     def _sharded(self) -> Mapping[str, Sharded]:
@@ -338,99 +324,114 @@ class DiLoCo(Worker):
         """Whether another round follows, whose first inner steps can be done ahead of the decision on this one."""
         if self._per_worker > 1 or not self._turns[0].at:
             return False
-        undecided = len(self._attempts)  # one, or none
+        ahead = self._ahead
         if self._steps is not None:
-            return self._job.committed_step + undecided + 1 < self._steps
-        position = self._ahead.position if undecided and self._ahead is not None else self._position
-        if self._sampler is None or self._epochs is None or position is None:
+            return (self._job.committed_step + 1 if ahead is None else ahead.number) < self._steps
+        if self._sampler is None or self._epochs is None:
             raise AssertionError("epochs are of data")
-        for _ in range(self._every):
+        position, done = self._sampler.position, 0
+        if ahead is not None and ahead.position is not None:
+            position, done = ahead.position, ahead.done
+        for _ in range(done, self._every):
             position = self._sampler.after(position)
         return position.epoch < self._epochs
 
-    @property
-    def _position(self) -> Position | None:
-        return None if self._sampler is None else self._sampler.position
+    def _start_over(self) -> None:
+        self._ahead = None
 
     # -- a round -------------------------------------------------------------------------------------------------------
 
     async def _update(self, step: Step, times: StepTimes) -> Callable[[], None]:
         """Compute a round; return what is left for the commit."""
-        ahead, self._ahead = self._ahead, None
-        if ahead is None or step.decided:
+        clock = asyncio.get_running_loop().time
+        work, self._ahead = self._ahead, None
+        if work is None:
             await self._begin(step, times)
-            ahead = None
-        before = ahead or _RoundEnd(self._own[_PIECE], self._parameters, self._position)
-        clock, lanes = asyncio.get_running_loop().time, self._lanes_in(step)
-        home, length = lanes.home, self._rows.length
-        entry = None if self._replayed is None else self._replayed.of_round(step.number)
+            position = None if self._sampler is None else self._sampler.position
+            work = self._opened(step.view, step.number, RoundEnd(self._own[_PIECE], self._parameters, position))
+            self._start(work)
+        values: list[torch.Tensor] = list(self._parameters)  # of the job, as this round leaves them
+        states: dict[int, State] = {}
+        under_way: dict[int, UnderWay] = {}
+        staged: tuple[torch.Tensor, asyncio.Task[tuple[float, RoundEntry]]] | None = None
+        try:
+            for turn in self._turns:
+                while work.done < turn.at or not work.started:
+                    if not work.started and (step.decided or work.done == turn.at):
+                        await self._begin(step, times)
+                        self._start(work)
+                        continue
+                    await self._inner_step(work, times)
+                if turn.begins:
+                    work.said.close()
+                    under_way[turn.fragment] = self._exchange(work, turn.fragment)
+                    continue
+                if work.done == self._every:
+                    work.said.close()  # the last stretch, which ends with the round
+                    if not self._mix:
+                        # No row depends on what the last exchange comes to: it is not waited for.
+                        staged = self._stage(step, work)
+                began = clock()
+                mean = await work.lanes.whole(under_way.pop(turn.fragment))
+                factor = await work.said.factor(turn.fragment)
+                if factor != 1.0:
+                    mean = mean * factor
+                times.communication += clock() - began
+                self._apply(turn.fragment, mean, work.workers, values, states)
+            staged = staged or self._stage(step, work)
+            rows, ended = staged
+            if self._overlap:
+                ahead = self._opened(step.view, step.number + 1, RoundEnd(rows, values, work.position))
+                while not ended.done() and ahead.done < self._turns[0].at:
+                    await self._inner_step(ahead, times)
+                self._ahead = ahead
+            began = clock()
+            loss, happened = await ended
+            times.communication += clock() - began
+        except BaseException:
+            self._ahead = None
+            if staged is not None:
+                staged[1].cancel()
+                await asyncio.gather(staged[1], return_exceptions=True)
+            raise
+        times.samples = work.samples
+        if self._sampler is not None and work.position is not None:
+            self._sampler.advance(step, work.position)
+        return lambda: self._commit(values, states, loss, happened)
+
+    def _opened(self, view: View | None, number: int, before: RoundEnd) -> RoundWork:
+        """Return a round of which nothing is done yet. number: its own. before: what the round before has come to."""
+        lanes, length = self._lanes_in(view), self._rows.length
+        entry = None if self._replayed is None else self._replayed.of_round(number)
         workers = []
-        for place, shard in enumerate(home.workers):
+        for place, shard in enumerate(lanes.home.workers):
             row = before.rows[place * length : (place + 1) * length]
             if entry is not None and shard in entry.anew:
                 row = row.new_zeros(length)
             workers.append(self._rows.worker(shard, row, before.values))
         said = Stretches(
             self._job.group,
-            home,
+            lanes.home,
             self._stretches,
-            number=step.number,
+            number=number,
             quorum=self._quorum,
             grace=self._grace,
             anew=[not worker.begun for worker in workers],
             replayed=entry,
         )
-        if ahead is None:
-            said.start(self._done_before(step.number))
-        values: list[torch.Tensor] = list(self._parameters)  # of the job, as this round leaves them
-        states: dict[int, State] = {}
-        under_way: dict[int, UnderWay] = {}
-        position, done = before.position, 0
-        staged: tuple[torch.Tensor, Handle[Any]] | None = None
-        for turn in self._turns:
-            while done < turn.at:
-                done += 1
-                position = await self._inner_step(step.number, lanes, workers, said, done, position, times)
-                if ahead is not None and (step.decided or done == turn.at):
-                    await self._begin(step, times)
-                    said.start(self._done_before(step.number))
-                    ahead = None
-            if turn.begins:
-                said.close()
-                shares = [said.share(place, turn.fragment) for place in range(len(workers))]
-                under_way[turn.fragment] = self._exchange(lanes, workers, shares, turn.fragment)
-                continue
-            if done == self._every:
-                said.close()  # the last stretch, which ends with the round
-            if done == self._every and not self._mix:
-                staged = await self._stage(step, home, workers, times)
-            began = clock()
-            mean = await lanes.whole(under_way.pop(turn.fragment))
-            factor = await said.factor(turn.fragment)
-            if factor != 1.0:
-                mean = mean * factor
-            times.communication += clock() - began
-            self._apply(turn.fragment, mean, workers, values, states)
-        rows, told = staged or await self._stage(step, home, workers, times)
-        began = clock()
-        happened = await said.settle()
-        counted = sum(map(any, zip(*happened.done, strict=True))) if happened.done else self._workers
-        loss = fsum(np.asarray(await told).tolist()) / max(counted, 1)
-        times.communication += clock() - began
-        if self._sampler is not None and position is not None:
-            self._sampler.advance(step, position)
-        self._ahead = _RoundEnd(rows, values, position)
-        return lambda: self._commit(values, states, loss, happened)
+        return RoundWork(number, lanes, workers, said, before.position)
 
-    async def _stage(
-        self, step: Step, home: WorkerHome, workers: Sequence[LogicalWorker], times: StepTimes
-    ) -> tuple[torch.Tensor, Handle[Any]]:
-        """Stage the rows of the workers here, and tell all ranks their losses; return the rows, and all losses.
+    def _start(self, work: RoundWork) -> None:
+        """Let the other ranks hear of a round: its step has begun."""
+        work.said.start(self._done_before(work.number))
+        work.started = True
 
-        Where nothing is mixed, no row depends on what the last exchange of a round comes to: it is not waited for.
+    def _stage(self, step: Step, work: RoundWork) -> tuple[torch.Tensor, asyncio.Task[tuple[float, RoundEntry]]]:
+        """Begin what ends a round; return the rows of the workers here, and a task for its loss and what happened.
+
+        That tells all ranks the losses, and what the workers have become.
         """
-        clock, length = asyncio.get_running_loop().time, self._rows.length
-        began = clock()
+        home, workers, length = work.lanes.home, work.workers, self._rows.length
         losses = [float(worker.loss) / max(worker.steps, 1) for worker in workers] if home.speaks else []
         told = self._job.group.all_gather(np.array(losses, np.float32), counts=home.spoken)
         rows = self._own[_PIECE].new_empty(len(workers) * length)
@@ -438,13 +439,18 @@ class DiLoCo(Worker):
             if not self._keep_inner:
                 worker.state = None
             self._rows.write(worker, rows[place * length : (place + 1) * length])
-        await self._own.stage(step, {_PIECE: rows})
-        times.communication += clock() - began
-        return rows, told
 
-    def _lanes_in(self, step: Step) -> SiteLanes:
+        async def ended() -> tuple[float, RoundEntry]:
+            await self._own.stage(step, {_PIECE: rows})
+            happened = await work.said.settle()
+            counted = sum(map(any, zip(*happened.done, strict=True))) if happened.done else self._workers
+            return fsum(np.asarray(await told).tolist()) / max(counted, 1), happened
+
+        return rows, asyncio.ensure_future(ended())
+
+    def _lanes_in(self, view: View | None) -> SiteLanes:
         """The groups of the view in which a step runs."""
-        view, group = step.view, self._job.group
+        group = self._job.group
         if view is None:
             raise AssertionError("a round is computed inside of its step")
         if self._groups is None or self._groups[0] != view.view_id:
@@ -452,24 +458,17 @@ class DiLoCo(Worker):
             self._groups = view.view_id, SiteLanes(group, home, parts=self._per_worker, algorithm=self._algorithm)
         return self._groups[1]
 
-    async def _inner_step(
-        self,
-        round_number: int,
-        lanes: SiteLanes,
-        workers: Sequence[LogicalWorker],
-        said: Stretches,
-        done: int,
-        position: Position | None,
-        times: StepTimes,
-    ) -> Position | None:
-        """Do inner step `done` of the round for each logical worker here; return where the data stands then."""
-        number = (round_number - 1) * self._every + done
+    async def _inner_step(self, work: RoundWork, times: StepTimes) -> None:
+        """Do the next inner step of a round for each logical worker here."""
+        work.done += 1
+        lanes, workers, said, done, position = work.lanes, work.workers, work.said, work.done, work.position
+        number = (work.number - 1) * self._every + done
         clock = asyncio.get_running_loop().time
         if self._per_worker == 1 and said.late:
             said.stop(done - 1)
         doing = [said.does(place, done) for place in range(len(workers))]
         began = clock()
-        work = self._work(lanes.home, number, position if any(doing) or not workers else None)
+        parts_of = self._work(lanes.home, number, position if any(doing) or not workers else None)
         weights = [[1.0] * len(lanes.home.parts) for _ in workers]
         if self._sampler is not None and position is not None:
             # At the end of an epoch some parts, or all of a worker, may have no samples.
@@ -479,31 +478,30 @@ class DiLoCo(Worker):
             doing = [does and of_workers[worker.shard] > 0 for worker, does in zip(workers, doing, strict=True)]
             weights = [
                 [(0 if part.indices is None else part.indices.size) * self._per_worker / max(mine, 1) for part in parts]
-                for parts, mine in zip(work, (of_workers[worker.shard] for worker in workers), strict=True)
+                for parts, mine in zip(parts_of, (of_workers[worker.shard] for worker in workers), strict=True)
             ]
-            times.samples += samples
-            position = self._sampler.after(position)
+            work.samples += samples
+            work.position = self._sampler.after(position)
         times.data += clock() - began
         factor = 1.0 if self._schedule is None else self._schedule(number)
         if self._per_worker == 1:
-            for worker, (part,), does in zip(workers, work, doing, strict=True):
+            for worker, (part,), does in zip(workers, parts_of, doing, strict=True):
                 if does:
                     loss, gradients = self._gradients(worker, part)
                     self._train_worker(worker, loss, gradients, factor)
         elif any(doing):
             chosen = [place for place, does in enumerate(doing) if does]
             late = await self._train_together(
-                lanes, [workers[place] for place in chosen], [work[place] for place in chosen],
+                lanes, [workers[place] for place in chosen], [parts_of[place] for place in chosen],
                 [weights[place] for place in chosen], said, factor, times,
             )  # fmt: skip
             if late:
                 said.stop(done)
         if not any(doing) and workers:
-            return position
+            return
         waiting = None if self._on_inner_step is None else self._on_inner_step(number)
         # Whoever wants to be heard on this loop, such as the handler of SIGTERM, is heard after each inner step.
         await (waiting if inspect.isawaitable(waiting) else asyncio.sleep(0))
-        return position
 
     def _work(self, home: WorkerHome, number: int, position: Position | None) -> list[list[Part]]:
         """The parts of an inner step that this rank computes, of each worker of its home.
@@ -585,12 +583,12 @@ class DiLoCo(Worker):
         worker.loss = worker.loss + loss.double()  # read at the end of the round: a device is not waited for
         worker.steps += 1
 
-    def _exchange(
-        self, lanes: SiteLanes, workers: Sequence[LogicalWorker], shares: Sequence[float], fragment: int
-    ) -> UnderWay:
+    def _exchange(self, work: RoundWork, fragment: int) -> UnderWay:
         """Begin to average the pseudo-gradients of a fragment, by the workers' shares, one flat tensor for each."""
         import torch
 
+        workers = work.workers
+        shares = [work.said.share(place, fragment) for place in range(len(workers))]
         places = self._fragments[fragment]
         flats = [
             torch.cat([(self._parameters[n].detach() - worker.values[n]).reshape(-1) for n in places]).cpu()
@@ -614,7 +612,7 @@ class DiLoCo(Worker):
             flats = [torch.from_numpy(feedback.sums(place)[0]) for place in range(len(workers))]
             feedback.commit()
         like = torch.empty(sum(self._parameters[n].numel() for n in places))
-        return lanes.begin(flats, like, self._wire, 1 if self._form is None else self._form.codec.block)
+        return work.lanes.begin(flats, like, self._wire, 1 if self._form is None else self._form.codec.block)
 
     def _apply(
         self,

@@ -167,6 +167,7 @@ class Worker:
         self._reported = self.figures
         self._saver: Saver | None = None
         self._attempts: list[_Attempt] = []  # whose outcome is not counted yet
+        self._overlap = False  # of the step that is entered now
         self._applied = 0.0  # seconds that were spent in applying steps
         self._steps: int | None = None
         self._epochs: int | None = None
@@ -330,6 +331,7 @@ class Worker:
             try:
                 if not ahead:
                     # A rank that was cut off in its vote, or joins late, learns here that the job is further.
+                    self._start_over()
                     await self._job.ready()
                     await self._conclude()
                     if self._over():
@@ -389,6 +391,9 @@ class Worker:
 
     # -- one step ------------------------------------------------------------------------------------------------------
 
+    def _start_over(self) -> None:
+        """Forget what was done ahead of a decision: that may have been against it, or the state is another one now."""
+
     def _overlaps(self) -> bool:
         """Whether the step that is entered now is left before it is decided. Not the last one."""
         return False
@@ -396,8 +401,8 @@ class Worker:
     async def _one_step(self) -> bool:
         """One attempt at the next step. Whether it is left before it is decided; else it is committed and applied."""
         clock = asyncio.get_running_loop().time
-        began, overlap = clock(), self._overlaps()
-        step = self._job.step(overlap=overlap)
+        began, self._overlap = clock(), self._overlaps()
+        step = self._job.step(overlap=self._overlap)
         attempt = _Attempt(times := StepTimes())
         try:
             async with step:
@@ -423,9 +428,9 @@ class Worker:
             raise
         times.seconds = clock() - began
         self._attempts.append(attempt)
-        if not overlap:
+        if not self._overlap:
             await self._conclude()
-        return overlap
+        return self._overlap
 
     async def _begin(self, step: Step, times: StepTimes) -> None:
         """Begin a step, when the one before it is decided, and do what comes first in it on all ranks."""

@@ -224,7 +224,7 @@ STATELESS: dict[str, Any] = {"fragments": 1, "delay": 0, "feedback": False, "kee
 
 @pytest.mark.parametrize(
     ("when", "options"),
-    deep([(2.1, {}), (3.3, STATELESS)], [*((when, {}) for when in (0.9, 1.6, 2.1, 2.8, 3.3)), (3.3, STATELESS)]),
+    deep([(2.1, {}), (3.8, STATELESS)], [*((when, {}) for when in (0.9, 1.6, 2.1, 2.8, 3.8)), (3.8, STATELESS)]),
 )
 def test_a_rank_that_is_killed_in_a_round_and_whose_workers_others_take_over_changes_no_bit(
     when: float, options: dict[str, Any]
