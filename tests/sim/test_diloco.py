@@ -457,7 +457,7 @@ def sent_in_two_rounds(ranks: int, *, width: int = 2000, **options: Any) -> list
     return [mine[3] - mine[1] for mine in sent]  # the first round has what a view begins with
 
 
-def test_between_sites_all_but_a_twentieth_of_the_time_is_computing() -> None:
+def test_between_sites_a_round_whose_exchanges_have_a_delay_waits_for_nothing() -> None:
     shares: list[float] = []
 
     async def worker(job: Job, _: Simulation) -> None:
@@ -467,14 +467,15 @@ def test_between_sites_all_but_a_twentieth_of_the_time_is_computing() -> None:
             job, model, adam(model), nesterov(model), loss_of, shards=WORKERS, wire="int4", every=100, fragments=4,
             delay=5, on_inner_step=lambda _: asyncio.sleep(0.05), on_step=lambda _: seen.append(diloco.figures),
         )  # fmt: skip
-        await diloco.run(steps=2)
-        shares.append(seen[1].since(seen[0]).communication_share)  # the first has what a view begins with
+        await diloco.run(steps=4)
+        # The first has what a view begins with, the second a comparison of states, and no other follows the last.
+        shares.append(seen[2].since(seen[1]).communication_share)
 
     between = Conditions(latency_ns=25_000_000, loss=0.001, bytes_per_second=25_000_000, queue_bytes=1 << 20)
     outcome = Simulation(worker, seed=3, settings=Settings(ranks=4, limit=100.0, conditions=between)).run()
     assert outcome.error is None, outcome.error
     assert len(shares) == 4
-    assert max(shares) < 0.05
+    assert max(shares) < 0.004, shares  # 20 ms of 5 s; an exchange takes 50, what ends a round 25, its vote 50
 
 
 class WithRunningMeans(nn.Module):
