@@ -216,8 +216,8 @@ class DiLoCo(Worker):
             on_step: Called with the round's number after each that this rank committed, as for a `Worker`. The next
                 round has been entered then, and inner steps of it may be done: no step is begun in it, and `job.ready`
                 not called.
-            on_inner_step: Called with the inner step's number after each, also in a round that is aborted later, and
-                awaited if it returns an awaitable.
+            on_inner_step: Called with the inner step's number after each, also in a round that is aborted later, or
+                that has not begun yet, and awaited if it returns an awaitable. It calls no collectives.
             algorithm: As in `Group.all_reduce`. Changes no bits.
             report_every: An event "progress" comes after each so many rounds; 0: none.
         Raises:
