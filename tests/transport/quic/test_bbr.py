@@ -31,17 +31,17 @@ def test_little_that_was_sent_before_makes_the_first_flight_no_slower() -> None:
     assert driven.paced() >= 8 * 40 * SIZE * S // RTT
 
 
-def arrives(driven: Driven, left_ns: int, arrived_ns: int, *, packets: int = 200) -> None:
+def arrives(driven: Driven, left_ns: int, arrived_ns: int, *, packets: int = 200, size: int = SIZE) -> None:
     """A flight that took `left_ns` to leave and `arrived_ns` to arrive, a round trip later."""
     bbr, begin = driven.bbr, driven.now
     for at in range(packets):
         driven.now = begin + RTT + arrived_ns * at // packets
-        driven.delivered += SIZE
+        driven.delivered += size
         sent = begin + left_ns * at // packets
-        before = driven.delivered - (at + 1) * SIZE
+        before = driven.delivered - (at + 1) * size
         sample = acknowledged(
             driven.now,
-            SIZE,
+            size,
             rtt_ns=driven.now - sent,
             in_flight=CONTENTS - SIZE,
             delivered=driven.delivered,
@@ -75,6 +75,16 @@ def test_startup_ends_where_packets_arrive_slower_than_they_left_and_make_a_queu
     still = Driven()
     arrives(still, RTT, RTT)
     assert still.bbr.state is BbrState.STARTUP
+
+
+@pytest.mark.parametrize(("packets", "size"), [(6, 100), (7, SIZE), (40, 100)])
+def test_the_few_messages_that_a_connection_begins_with_end_no_startup_however_slowly_they_arrive(
+    packets: int, size: int
+) -> None:
+    driven = Driven()
+    arrives(driven, RTT // 2, 2 * RTT, packets=packets, size=size)
+    assert driven.bbr.state is BbrState.STARTUP
+    assert driven.paced() >= 8 * 40 * SIZE * S // RTT
 
 
 @pytest.mark.parametrize(

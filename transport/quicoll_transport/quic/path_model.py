@@ -31,7 +31,8 @@ is bytes over a round trip at least, and a connection that begins has not enough
 that was sent in a third of it, it learns a third of what the path has just carried. A train counts from its first
 acknowledgement on, over the longer of the times that it took to leave and to arrive, so no acknowledgements that come
 together make it faster than it left. It says what the path carried for so long, not that nobody else has a part in it;
-`Bbr` follows it only in STARTUP.
+`Bbr` follows it only in STARTUP. Fewer than eight datagrams are none: a few small messages, which a connection begins
+with, arrive as slowly as the host is busy.
 """
 
 from __future__ import annotations
@@ -195,17 +196,19 @@ class Aggregation:
 class Train:
     """See the module's head. rate: bytes a second, the most that was seen; 0 before there is one."""
 
-    __slots__ = ("_acked_ns", "_arrived_ns", "_behind_ns", "_bytes", "_left_ns", "_sent_ns", "rate")
+    __slots__ = ("_acked_ns", "_arrived_ns", "_behind_ns", "_bytes", "_is_one", "_left_ns", "rate")
 
     def __init__(self) -> None:
         self.rate = 0
         self._behind_ns: int | None = None  # when what it begins behind was sent; None: that is still to come
         self._acked_ns = self._bytes = 0  # when that was acknowledged; bytes since
         self._left_ns = self._arrived_ns = 0  # how long they took
+        self._is_one = False  # they are enough
 
     def begin(self) -> None:
         """Begin another behind the next acknowledgement."""
         self._behind_ns, self._bytes, self._left_ns, self._arrived_ns = None, 0, 0, 0
+        self._is_one = False
 
     def on_acked(self, acked: int, sent_ns: int, datagram: int, now_ns: int) -> None:
         """Take what one acknowledgement brought; `sent_ns`: when the newest of it was sent."""
@@ -216,9 +219,10 @@ class Train:
         self._left_ns = max(self._left_ns, sent_ns - self._behind_ns)
         self._arrived_ns = now_ns - self._acked_ns
         took_ns = max(self._left_ns, self._arrived_ns)
-        if took_ns >= _TRAIN_NS and self._bytes >= _TRAIN_DATAGRAMS * datagram:
+        self._is_one = took_ns >= _TRAIN_NS and self._bytes >= _TRAIN_DATAGRAMS * datagram
+        if self._is_one:
             self.rate = max(self.rate, self._bytes * _NS // took_ns)
 
     def is_stretched(self, least_ns: int) -> bool:
         """Return whether it took a quarter longer to arrive than to leave, and `least_ns` at least."""
-        return self._arrived_ns >= max(least_ns, _TRAIN_NS) and self._arrived_ns * 4 >= self._left_ns * 5
+        return self._is_one and self._arrived_ns >= least_ns and self._arrived_ns * 4 >= self._left_ns * 5
