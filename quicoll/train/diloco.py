@@ -61,10 +61,7 @@ Failures.
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from itertools import pairwise
 from math import fsum
 from typing import TYPE_CHECKING, Any
 
@@ -79,6 +76,7 @@ from quicoll.numerics.encoding import Encoding, encoding_for
 from quicoll.numerics.feedback import ErrorFeedback
 from quicoll.numerics.reduce import ReduceOp
 from quicoll.state.sharded import Sharded, layout_in
+from quicoll.train.diloco_inner import InnerSteps
 from quicoll.train.diloco_journal import RoundJournal
 from quicoll.train.diloco_lanes import SiteLanes
 from quicoll.train.diloco_quorum import demand_quorum, stretches_of
@@ -87,9 +85,8 @@ from quicoll.train.diloco_sites import WorkerHome
 from quicoll.train.diloco_stretches import Stretches
 from quicoll.train.diloco_task import RoundsTask
 from quicoll.train.diloco_turns import cut_fragments, turns_of
-from quicoll.train.diloco_workers import LogicalWorker, WorkerRows, in_place_of, kept_by, step_apart
+from quicoll.train.diloco_workers import LogicalWorker, WorkerRows, kept_by, step_apart
 from quicoll.train.divided import PieceArchive
-from quicoll.train.task import Part
 from quicoll.train.worker import Worker
 
 if TYPE_CHECKING:
@@ -97,7 +94,6 @@ if TYPE_CHECKING:
 
     from quicoll.checkpoint.parts import Shard
     from quicoll.data.feed import Feed
-    from quicoll.data.portions import Position
     from quicoll.data.sampler import Sampler
     from quicoll.job import Job
     from quicoll.membership.view import View
@@ -110,6 +106,7 @@ if TYPE_CHECKING:
     from quicoll.train.diloco_workers import State
     from quicoll.train.figures import StepTimes
     from quicoll.train.saver import CheckpointPolicy
+    from quicoll.train.task import Part
     from quicoll.train.worker import OnStep
 
 __all__ = ["DiLoCo"]
@@ -271,12 +268,13 @@ class DiLoCo(Worker):
         carried = [number for cut in (cuts if mix else cuts[:-1]) for number in cut]
         sizes = [sum(trained[number].numel() for number in cut) for cut in cuts]
         self._trainer = task
-        self._inner, self._outer = inner, outer
+        self._outer = outer
         self._parameters: list[torch.nn.Parameter] = trained
-        self._rates = [group["lr"] for group in inner.param_groups]
-        self._schedule = schedule
+        self._inner_steps = InnerSteps(
+            job, task, inner, trained, data=self._data, shards=self._shards, parts=parts, every=every,
+            schedule=schedule, on_inner_step=on_inner_step,
+        )  # fmt: skip
         self._every, self._turns, self._mix, self._fragments = every, turns, mix, cuts
-        self._on_inner_step = on_inner_step
         self._wire = wire
         self._form: Encoding | None = None if wire is None else encoding_for(wire, FLOAT32, ReduceOp.AVG, "default")
         self._feedback = float(feedback) if wire is not None else 0.0
@@ -361,7 +359,7 @@ class DiLoCo(Worker):
                         await self._begin(step, times)
                         self._start(work)
                         continue
-                    await self._inner_step(work, times)
+                    await self._inner_steps.do(work, times)
                 if turn.begins:
                     work.said.close()
                     under_way[turn.fragment] = self._exchange(work, turn.fragment)
@@ -383,7 +381,7 @@ class DiLoCo(Worker):
             if self._overlap:
                 ahead = self._opened(step.view, step.number + 1, RoundEnd(rows, values, work.position))
                 while not ended.done() and ahead.done < self._turns[0].at:
-                    await self._inner_step(ahead, times)
+                    await self._inner_steps.do(ahead, times)
                 self._ahead = ahead
             began = clock()
             loss, happened = await ended
@@ -457,131 +455,6 @@ class DiLoCo(Worker):
             home = WorkerHome.of(layout_in(view, self._own.pieces.spec), group.rank, self._per_worker)
             self._groups = view.view_id, SiteLanes(group, home, parts=self._per_worker, algorithm=self._algorithm)
         return self._groups[1]
-
-    async def _inner_step(self, work: RoundWork, times: StepTimes) -> None:
-        """Do the next inner step of a round for each logical worker here."""
-        work.done += 1
-        lanes, workers, said, done, position = work.lanes, work.workers, work.said, work.done, work.position
-        number = (work.number - 1) * self._every + done
-        clock = asyncio.get_running_loop().time
-        if self._per_worker == 1 and said.late:
-            said.stop(done - 1)
-        doing = [said.does(place, done) for place in range(len(workers))]
-        began = clock()
-        parts_of = self._work(lanes.home, number, position if any(doing) or not workers else None)
-        weights = [[1.0] * len(lanes.home.parts) for _ in workers]
-        if self._sampler is not None and position is not None:
-            # At the end of an epoch some parts, or all of a worker, may have no samples.
-            samples = self._sampler.samples(position)
-            total, cuts = self._shards, range(0, self._shards + 1, self._per_worker)
-            of_workers = [b * samples // total - a * samples // total for a, b in pairwise(cuts)]
-            doing = [does and of_workers[worker.shard] > 0 for worker, does in zip(workers, doing, strict=True)]
-            weights = [
-                [(0 if part.indices is None else part.indices.size) * self._per_worker / max(mine, 1) for part in parts]
-                for parts, mine in zip(parts_of, (of_workers[worker.shard] for worker in workers), strict=True)
-            ]
-            work.samples += samples
-            work.position = self._sampler.after(position)
-        times.data += clock() - began
-        factor = 1.0 if self._schedule is None else self._schedule(number)
-        if self._per_worker == 1:
-            for worker, (part,), does in zip(workers, parts_of, doing, strict=True):
-                if does:
-                    loss, gradients = self._gradients(worker, part)
-                    self._train_worker(worker, loss, gradients, factor)
-        elif any(doing):
-            chosen = [place for place, does in enumerate(doing) if does]
-            late = await self._train_together(
-                lanes, [workers[place] for place in chosen], [parts_of[place] for place in chosen],
-                [weights[place] for place in chosen], said, factor, times,
-            )  # fmt: skip
-            if late:
-                said.stop(done)
-        if not any(doing) and workers:
-            return
-        waiting = None if self._on_inner_step is None else self._on_inner_step(number)
-        # Whoever wants to be heard on this loop, such as the handler of SIGTERM, is heard after each inner step.
-        await (waiting if inspect.isawaitable(waiting) else asyncio.sleep(0))
-
-    def _work(self, home: WorkerHome, number: int, position: Position | None) -> list[list[Part]]:
-        """The parts of an inner step that this rank computes, of each worker of its home.
-
-        position: of their samples; None: these are not used, or there is no data.
-        """
-        seed, count = self._job.seed.for_step(number), len(home.parts)
-        firsts = [worker * self._per_worker + home.parts.start for worker in home.workers] if count else []
-        nothing = replace(self._job.group.shards(self._shards), first=0, count=0)
-        runs = [replace(nothing, first=first, count=count) for first in firsts] or [nothing]
-        if self._data is None or position is None:
-            found = [Part(number, shard, seed.for_shard(shard)) for run in runs for shard in run]
-        else:
-            found = [
-                Part(number, each.shard, seed.for_shard(each.shard), each.indices, each.samples)
-                for each in self._data.portions(position, *runs)
-            ]
-        return [found[place * count : (place + 1) * count] for place in range(len(home.workers))]
-
-    def _gradients(self, worker: LogicalWorker, part: Part) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
-        """The loss of a part, and the gradients, of a worker."""
-        import torch
-
-        with in_place_of(self._parameters, worker.values):
-            loss = self._trainer.forward(part)
-            return loss[0].detach(), [torch.as_tensor(each) for each in self._trainer.backward(loss)]
-
-    async def _train_together(
-        self,
-        lanes: SiteLanes,
-        workers: Sequence[LogicalWorker],
-        work: Sequence[Sequence[Part]],
-        weights: Sequence[Sequence[float]],
-        said: Stretches,
-        factor: float,
-        times: StepTimes,
-    ) -> bool:
-        """Do an inner step of workers, with all ranks of this home; return whether any of these is late."""
-        import torch
-
-        size, leaves = sum(each.numel() for each in self._parameters), []
-        for place in range(len(lanes.home.parts)):
-            leaf = []
-            for worker, parts, its in zip(workers, work, weights, strict=True):
-                flat = torch.zeros(size + 2)  # the loss and the word of a late rank go along
-                if its[place]:
-                    loss, gradients = self._gradients(worker, parts[place])
-                    torch.cat([*(each.reshape(-1) for each in gradients), loss.reshape(1)], out=flat[:-1])
-                    flat *= its[place]
-                flat[-1] = float(said.late)
-                leaf.append(flat)
-            leaves.append(leaf)
-        clock = asyncio.get_running_loop().time
-        began = clock()
-        means = await lanes.mean(leaves, [torch.empty(size + 2) for _ in workers])
-        times.communication += clock() - began
-        sizes = [each.numel() for each in self._parameters]
-        for worker, mean in zip(workers, means, strict=True):
-            flats = zip(torch.split(mean[:size], sizes), self._parameters, strict=True)
-            gradients = [flat.view_as(each).to(each.device) for flat, each in flats]
-            self._train_worker(worker, mean[size], gradients, factor)
-        return any(float(mean[-1]) > 0.0 for mean in means)
-
-    def _train_worker(
-        self, worker: LogicalWorker, loss: torch.Tensor, gradients: Sequence[torch.Tensor], factor: float
-    ) -> None:
-        """Let a worker's inner optimizer step."""
-        with in_place_of(self._parameters, worker.values, self._inner, worker.state) as state:
-            for parameter, gradient in zip(self._parameters, gradients, strict=True):
-                parameter.grad = gradient
-            for group, rate in zip(self._inner.param_groups, self._rates, strict=True):
-                group["lr"] = rate * factor
-            try:
-                self._inner.step()
-            finally:
-                for group, rate in zip(self._inner.param_groups, self._rates, strict=True):
-                    group["lr"] = rate
-        worker.state = state
-        worker.loss = worker.loss + loss.double()  # read at the end of the round: a device is not waited for
-        worker.steps += 1
 
     def _exchange(self, work: RoundWork, fragment: int) -> UnderWay:
         """Begin to average the pseudo-gradients of a fragment, by the workers' shares, one flat tensor for each."""
