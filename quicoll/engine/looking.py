@@ -18,6 +18,9 @@ the machine may need, and a thread that computes may have to give Python's lock 
                 another processor when he wakes, who looks stays. Without this rule two ranks that had come to one of
                 two processors stayed there, each in the way of the other, and took twice the time
 
+Nobody looks who has had nothing under way for `LATELY_NS`: signs of life and acknowledgements are waited for by nobody,
+and most of an idle rank's processor time went into looking for the next.
+
 Invariants: a look begins only with credit for a whole one; it ends after `LOOK_NS` and one question; looks in
 vain take at most T / PART + MOST_NS of any time T, and FOUND_NS for each look that found something, and what the last
 one took longer than it should. Where there is one processor nobody looks: it is what the awaited one needs.
@@ -63,6 +66,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FOUND_NS",
+    "LATELY_NS",
     "LOOK_NS",
     "MOST_NS",
     "PART",
@@ -79,6 +83,7 @@ QUESTION_NS = 30_000  # one takes three to five microseconds
 FOUND_NS = LOOK_NS // 4
 PART = 100
 MOST_NS = 5 * LOOK_NS
+LATELY_NS = 1_000_000  # from one small call of a program to its next
 
 
 class Looks:
@@ -148,8 +153,9 @@ class LookingSelector(selectors.DefaultSelector):
             rest_ns: The longest rest for that.
             awaited: Returns whether somebody waits for what the loop does.
             hurried: Returns whether what the loop does may not wait.
-            idle: Returns whether nothing is under way for anybody here. What the loop does then counts, hurried or not:
-                else nothing would be known of the thread when a call begins that it may rest in.
+            idle: Returns whether nothing is under way for anybody here. Then it does not look; and what the loop does
+                counts, hurried or not: else nothing would be known of the thread when a call begins that it may rest
+                in.
             used: Gives what the thread that selects has used.
             placing: Of the thread that selects; None: a new one, of the system's processors.
         """
@@ -167,6 +173,7 @@ class LookingSelector(selectors.DefaultSelector):
         self._give = give
         self._clock = clock
         self._looks = Looks(clock())
+        self._busy_ns = clock()  # when there was last something under way, as far as this was asked
         self._alone = processors() == 1
         self.placing = Placing(system_processors()) if placing is None else placing
 
@@ -191,7 +198,9 @@ class LookingSelector(selectors.DefaultSelector):
         began = now = self._clock()
         if ready:
             return ready
-        if not self._looks.may(now):
+        if not self._idle():
+            self._busy_ns = now
+        if now - self._busy_ns > LATELY_NS or not self._looks.may(now):
             return self._sleep(timeout)
         while now - began < LOOK_NS:
             offer()

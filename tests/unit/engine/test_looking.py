@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from quicoll.engine import looking
-from quicoll.engine.looking import FOUND_NS, LOOK_NS, MOST_NS, PART, QUESTION_NS, LookingSelector, Looks
+from quicoll.engine.looking import FOUND_NS, LATELY_NS, LOOK_NS, MOST_NS, PART, QUESTION_NS, LookingSelector, Looks
 from quicoll.engine.runtime import ThreadRuntime
 from quicoll.engine.share import REST_NS, Used
 
@@ -120,6 +120,29 @@ def test_after_looks_in_vain_it_sleeps_at_once(
     asked.clear()
     selector.select(None)
     assert asked == [0, None]
+
+
+def test_who_has_had_nothing_under_way_for_a_while_sleeps_at_once_and_looks_again_when_there_is_something(
+    pair: tuple[LookingSelector, socket.socket, list[float | None]],
+) -> None:
+    _, _, asked = pair
+    clock, idle = Clock(), [True]
+    with LookingSelector(clock, idle=lambda: idle[0]) as selector:
+
+        def looked() -> bool:
+            asked.clear()
+            selector.select(None)
+            return len(asked) > 2
+
+        assert looked()  # the call that is over may be followed by another
+        clock.now_ns += LATELY_NS
+        assert not looked()
+        idle[0] = False
+        assert looked()
+        idle[0] = True
+        assert looked()
+        clock.now_ns += LATELY_NS
+        assert not looked()
 
 
 def test_with_one_processor_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
