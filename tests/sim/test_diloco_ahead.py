@@ -71,7 +71,7 @@ def run(
             job, model, adam(model), nesterov(model), of_indices if epochs else loss_of, data=data,
             shards=WORKERS, backup=1, on_inner_step=inner,
             on_step=lambda done: told.append((done, job.committed_step)),
-            **({"every": EVERY, "fragments": 1, "delay": 0} | options),  # type: ignore[arg-type]
+            **({"every": EVERY, "fragments": 1, "delay": 0} | options),
         )  # fmt: skip
         try:
             result = await (diloco.run(epochs=epochs) if epochs else diloco.run(steps=ROUNDS))
@@ -108,14 +108,14 @@ def test_inner_steps_go_on_while_a_round_is_decided_and_the_bits_are_those_of_on
 @pytest.mark.parametrize("options", [{"delay": 2}, {"fragments": 2, "delay": 2}, {"quorum": 3, "grace": 5.0}])
 def test_with_delays_fragments_and_a_quorum_as_well(options: dict[str, object]) -> None:
     seen = run(**options)
-    assert seen.digests == trained(1, rounds=ROUNDS, **options).digests  # type: ignore[arg-type]
+    assert seen.digests == trained(1, rounds=ROUNDS, **options).digests
     assert all(seen.ahead.values())
 
 
 def test_where_an_exchange_begins_with_the_round_nothing_can_be_done_ahead_of_it() -> None:
     options: dict[str, object] = {"fragments": 3, "delay": 2}
     seen = run(**options)
-    assert seen.digests == trained(1, rounds=ROUNDS, **options).digests  # type: ignore[arg-type]
+    assert seen.digests == trained(1, rounds=ROUNDS, **options).digests
     assert not any(seen.ahead.values())
 
 
