@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from quicoll.local.small import Counts
     from quicoll.numerics.bundle import Results
     from quicoll.numerics.dtypes import Array
+    from quicoll.numerics.reduce import After
     from quicoll.plan import Plan
 
 __all__ = ["AllReduce", "Reduce", "ReduceOrder", "ReduceScatter"]
@@ -229,8 +230,8 @@ class Reduction(Operation[Any]):
                 leaves += [values[leaf * size + start : leaf * size + stop] for leaf in range(held)]
         self.reduce(leaves, self.output)
 
-    def reduce(self, leaves: Sequence[Array], out: Array) -> None:
-        """Reduce some elements of all leaves, in their order."""
+    def reduce(self, leaves: Sequence[Array], out: Array, after: After | None = None) -> None:
+        """Reduce some elements of all leaves, in their order, and say which are done."""
         how = self.prepared.how
         long = how.acc is how.dtype and self.total <= 2
         reduce_tree(
@@ -243,6 +244,7 @@ class Reduction(Operation[Any]):
             final=True,
             leaves=self.total,
             block=LONG_REDUCE_BLOCK if long else REDUCE_BLOCK,
+            after=after,
         )
 
     def passage(self, layout: SegmentLayout, counts: Counts) -> Reduced:

@@ -23,14 +23,15 @@ in turn 0, which all peers begin with base, the last stage of the call before: i
 are first written in turn 1, when all peers have done turn 0, so have ended the call before.
 
 What is read where it stands is checked after it was used: so a checksum that is right says that nobody has changed it
-meanwhile either. What is copied is checked as it stands in the output.
+meanwhile either. What is copied is checked as it stands in the output. Both are done block by block, while the block is
+in the processor's cache: memory is what a large call takes its time for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import xxhash
@@ -44,10 +45,12 @@ if TYPE_CHECKING:
     from quicoll.local.passages import PartTaken, Passage, Reducing
     from quicoll.numerics.dtypes import Array
 
-__all__ = ["canonical_tree", "carry", "copy_flat"]
+    Digest: TypeAlias = xxhash.xxh3_64
+
+__all__ = ["canonical_tree", "carry"]
 
 
-_SOME = 2048  # bytes
+_BLOCK = 256 << 10  # bytes
 
 
 def carry(memory: HostMemory, base: int, passage: Passage) -> Generator[int, None, int]:
@@ -93,23 +96,31 @@ def carry(memory: HostMemory, base: int, passage: Passage) -> Generator[int, Non
 
 
 def _give(memory: HostMemory, at: int, sum_at: int, values: Sequence[Array]) -> None:
-    slot = memory.view(memory.rank, at, sum(each.nbytes for each in values))
-    end = 0
+    slot, end = memory.view(memory.rank, at, sum(each.nbytes for each in values)), 0
+    digest = xxhash.xxh3_64()
     for each in values:
-        copy_flat(slot[end : end + each.nbytes], each.view(np.uint8))
+        _copy_summed(slot[end : end + each.nbytes], each.view(np.uint8), digest)
         end += each.nbytes
-    memory.write(sum_at, _sum(slot))
+    memory.write(sum_at, _sum(digest))
 
 
 def _copy(memory: HostMemory, piece: PartTaken, at: int, sum_at: int, why: str) -> None:
-    target = piece.target.view(np.uint8)
-    copy_flat(target, memory.view(piece.writer, at, target.size))
-    if memory.read(piece.writer, sum_at, 8) != _sum(target):
+    target, digest = piece.target.view(np.uint8), xxhash.xxh3_64()
+    _copy_summed(target, memory.view(piece.writer, at, target.size), digest)
+    if memory.read(piece.writer, sum_at, 8) != _sum(digest):
         raise Spoiled(piece.writer, why, bits=True)
 
 
+def _copy_summed(target: Array, source: Array, digest: Digest) -> None:
+    """Copy bytes, and add to a checksum what has come to stand there, block by block: out of the processor's cache."""
+    for start in range(0, target.size, _BLOCK):
+        into = target[start : start + _BLOCK]
+        np.copyto(into, source[start : start + _BLOCK])
+        digest.update(into.data)
+
+
 def _reduce(memory: HostMemory, passage: Passage, i: int, reducing: Reducing) -> None:
-    layout, rank = memory.layout, memory.rank
+    layout, rank, itemsize = memory.layout, memory.rank, passage.storage.itemsize
     views: dict[int, Array] = {}
     leaves: list[Array] = []
     for writer, (at, nbytes) in enumerate(reducing.given):
@@ -121,38 +132,37 @@ def _reduce(memory: HostMemory, passage: Passage, i: int, reducing: Reducing) ->
             leaves += [values[start : start + each] for start in range(0, values.size, each)]
     target, slot = reducing.target, None
     if reducing.shown:
-        slot = memory.view(rank, layout.result(i), reducing.elements * passage.storage.itemsize)
+        slot = memory.view(rank, layout.result(i), reducing.elements * itemsize)
         target = slot.view(passage.storage) if target is None else target
     if target is None:
         raise AssertionError("a result for nobody")
-    passage.reduce(leaves, target)
+    digests = {writer: xxhash.xxh3_64() for writer in views}
+    digest, result = xxhash.xxh3_64(), target.view(np.uint8)
+    # Of one leaf the bytes of some elements are the next ones of the view.
+    in_order = [writer for writer, view in views.items() if view.size == reducing.elements * itemsize]
+
+    def after(a: int, b: int) -> None:
+        start, stop = a * itemsize, b * itemsize
+        for writer in in_order:
+            digests[writer].update(views[writer][start:stop].data)
+        if slot is not None:
+            shown = slot[start:stop]
+            if reducing.target is not None:
+                np.copyto(shown, result[start:stop])
+            digest.update(shown.data)
+
+    passage.reduce(leaves, target, after)
     for writer, view in views.items():
-        if memory.read(writer, layout.input_sum(i, rank), 8) != _sum(view):
+        if writer not in in_order:
+            digests[writer].update(view.data)
+        if memory.read(writer, layout.input_sum(i, rank), 8) != _sum(digests[writer]):
             raise Spoiled(writer, "what it gave differs from its checksum", bits=True)
     if slot is not None:
-        if reducing.target is not None:
-            copy_flat(slot, reducing.target.view(np.uint8))
-        memory.write(layout.result_sum(i), _sum(slot))
+        memory.write(layout.result_sum(i), _sum(digest))
 
 
-def copy_flat(target: Array, source: Array) -> None:
-    """Copy bytes, of one flat array to another one as long.
-
-    The C library copies between some KiB and a MiB by one instruction of the processor, which on some of them takes
-    twice as long where the two stand differently in their cache lines. A tensor's memory begins anywhere in a line.
-    """
-    if target.size < _SOME or target.size % 8:
-        np.copyto(target, source)
-        return
-    words, into = source.view(np.uint64), target.view(np.uint64)
-    if words.flags.aligned and into.flags.aligned:
-        np.positive(words, out=into)
-    else:
-        np.copyto(target, source)
-
-
-def _sum(data: Array) -> bytes:
-    return xxhash.xxh3_64_intdigest(data.data).to_bytes(8, "little")
+def _sum(digest: Digest) -> bytes:
+    return digest.intdigest().to_bytes(8, "little")
 
 
 class _Leaf(int):

@@ -20,11 +20,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 
 from quicoll.local.layout import RING
+from quicoll.numerics.bundle import pieces_of
 
 if TYPE_CHECKING:
     from quicoll.local.layout import SegmentLayout
     from quicoll.numerics.bundle import Joined
     from quicoll.numerics.dtypes import Array
+    from quicoll.numerics.reduce import After
 
 __all__ = [
     "MIN_STEP",
@@ -42,8 +44,8 @@ __all__ = [
 _PLACES = 4  # of rounds of a movement in a chunk
 MIN_STEP = 16  # elements of a leaf that a chunk has room for, at least: parts of it are cut at so many
 
-Reduce: TypeAlias = "Callable[[Sequence[Array], Array], None]"
-"""Reduces the values of all leaves, in their order, to a result."""
+Reduce: TypeAlias = "Callable[[Sequence[Array], Array, After], None]"
+"""Reduces the values of all leaves, in their order, to a result, and says which elements are done."""
 
 
 class PartGiven(NamedTuple):
@@ -109,8 +111,8 @@ class Passage(Protocol):
         """What it reduces in round i."""
         ...
 
-    def reduce(self, values: Sequence[Array], out: Array) -> None:
-        """Reduce the leaves of all ranks, in their order."""
+    def reduce(self, values: Sequence[Array], out: Array, after: After) -> None:
+        """Reduce the leaves of all ranks, in their order, and say which elements are done (`reduce_tree`)."""
         ...
 
     def results(self, i: int) -> Sequence[PartTaken]:
@@ -187,7 +189,7 @@ class Reduced:
         for reader in range(len(self.held)):
             start, stop, at = self._part(i, reader)
             if reader != self.rank and stop > start and self.leaves:
-                values = [leaf[start:stop] for leaf in self.leaves]
+                values = [piece for leaf in self.leaves for piece in pieces_of(leaf, start, stop)]
                 found.append(PartGiven(reader, at * len(self.leaves) * self.storage.itemsize, values))
         return found
 
@@ -211,8 +213,8 @@ class Reduced:
         shown = self.rows is None and self.root != self.rank
         return Reducing(given, [leaf[start:stop] for leaf in self.leaves], stop - start, target, shown)
 
-    def reduce(self, values: Sequence[Array], out: Array) -> None:
-        self.combine(values, out)
+    def reduce(self, values: Sequence[Array], out: Array, after: After) -> None:
+        self.combine(values, out, after)
 
     def results(self, i: int) -> Sequence[PartTaken]:
         found: list[PartTaken] = []
@@ -294,13 +296,13 @@ class Moved:
         parts = self._routes.parts
         if parts is None:
             a, b = self._cut(i, 0, self._routes.given[self._rank])
-            return [PartGiven(self._rank, self._at(i), [self._given[a:b]])] if b > a else ()
+            return [PartGiven(self._rank, self._at(i), pieces_of(self._given, a, b))] if b > a else ()
         found: list[PartGiven] = []
         for reader, (start, stop) in enumerate(pairwise([0, *accumulate(parts[self._rank])])):
             a, b = self._cut(i, start, stop)
             if reader != self._rank and b > a:
                 at = self._at(i) + reader * self._step * self.storage.itemsize
-                found.append(PartGiven(reader, at, [self._given[a:b]]))
+                found.append(PartGiven(reader, at, pieces_of(self._given, a, b)))
         return found
 
     def _coming(self, i: int, writer: int) -> tuple[int, Array]:
@@ -329,7 +331,7 @@ class Moved:
     def reducing(self, i: int) -> Reducing | None:
         return None
 
-    def reduce(self, values: Sequence[Array], out: Array) -> None:
+    def reduce(self, values: Sequence[Array], out: Array, after: After) -> None:
         raise AssertionError("a movement reduces nothing")
 
     def results(self, i: int) -> Sequence[PartTaken]:

@@ -24,7 +24,7 @@ from quicoll.numerics.destinations import Destination, Fresh, allocate, destinat
 from quicoll.numerics.dtypes import Array, DType  # noqa: TC001 - compiled, a class needs it as it is made
 from quicoll.numerics.recycled import Recycler  # noqa: TC001 - likewise
 
-__all__ = ["Bundle", "Joined", "Results", "bundle", "leaves_like", "like_text", "results", "shape_text"]
+__all__ = ["Bundle", "Joined", "Results", "bundle", "leaves_like", "like_text", "pieces_of", "results", "shape_text"]
 
 _MAX_TEXT = 1000  # of all shapes in a signature
 
@@ -41,6 +41,13 @@ class Joined:
 
     def __getitem__(self, where: slice) -> Array:
         start, stop, _ = where.indices(self.size)
+        pieces = self.pieces(start, stop)
+        if not pieces:
+            return self._parts[0][:0]
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+    def pieces(self, start: int, stop: int) -> list[Array]:
+        """Return the views that some elements lie in, in their order: those from `start` to before `stop`."""
         at = bisect_right(self._ends, start)
         pieces: list[Array] = []
         while start < stop:
@@ -48,9 +55,12 @@ class Joined:
             first = end - part.size
             pieces.append(part[start - first : min(stop, end) - first])
             start, at = min(stop, end), at + 1
-        if not pieces:
-            return self._parts[0][:0]
-        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        return pieces
+
+
+def pieces_of(flat: Array | Joined, start: int, stop: int) -> list[Array]:
+    """Return the views that some elements of a flat array, or of several read as one, lie in."""
+    return flat.pieces(start, stop) if isinstance(flat, Joined) else [flat[start:stop]]
 
 
 class Bundle:

@@ -62,6 +62,7 @@ __all__ = [
     "DTYPES",
     "LONG_REDUCE_BLOCK",
     "REDUCE_BLOCK",
+    "After",
     "Array",
     "DType",
     "Precision",
@@ -296,6 +297,9 @@ class Operand(Protocol):
 
 OperandT = TypeVar("OperandT", bound=Operand)
 
+After: TypeAlias = Callable[[int, int], None]
+"""Told of elements that have been reduced: the first, and the one after the last."""
+
 # Memory that calls work in and leave to later ones, by bytes: the system maps so much anew each time, which takes as
 # long as to fill it. Whoever is in the middle of a call has taken his out.
 _SPARE_SIZES = (4 * REDUCE_BLOCK, 8 * REDUCE_BLOCK)
@@ -327,6 +331,7 @@ def reduce_tree(
     final: bool,
     leaves: int = 1,
     block: int = REDUCE_BLOCK,
+    after: After | None = None,
 ) -> None:
     """Evaluate a tree of operands.
 
@@ -345,22 +350,16 @@ def reduce_tree(
         final: Finish the reduction.
         leaves: How many leaves are reduced, for avg.
         block: Elements that are worked on at a time; changes no bits.
+        after: Called with the first of them and the one after the last, when they are done: what was read for them and
+            what was written is in the processor's caches then.
     Raises:
         LocalError: This thread does not compute by IEEE 754, or an operand has another size.
     """
     require_ieee()
-    if acc.kind is NumberKind.BLOCKS:
-        _reduce_blocks(_bind(tree, view, out.size), op=op, dtype=dtype, acc=acc, out=out, final=final, leaves=leaves)
-        return
-    if acc.kind is NumberKind.EXACT:
-        found = _operands(tree)
-        exact_accumulator(dtype).reduce(
-            [(_checked(view(operand), out.size), operand.wide) for operand in found],
-            out,
-            final=final,
-            leaves=leaves,
-            avg=op is ReduceOp.AVG,
-        )
+    if acc.kind in (NumberKind.BLOCKS, NumberKind.EXACT):
+        _reduce_whole(tree, view, op=op, dtype=dtype, acc=acc, out=out, final=final, leaves=leaves)
+        if after is not None:
+            after(0, out.size)
         return
     bound = _bind(tree, view, out.size)
     borrowed: list[Array] = []
@@ -398,8 +397,35 @@ def reduce_tree(
                 _finish(op, value, leaves, dtype, piece)
             elif value is not piece:
                 np.copyto(piece, value)
+            if after is not None:
+                after(a, b)
     for memory in borrowed:
         _give_back(memory)
+
+
+def _reduce_whole(
+    tree: OperandT | tuple[Any, Any],
+    view: Callable[[OperandT], Array],
+    *,
+    op: ReduceOp,
+    dtype: DType,
+    acc: DType,
+    out: Array,
+    final: bool,
+    leaves: int,
+) -> None:
+    """Evaluate a tree of operands of which accumulators make blocks by themselves."""
+    if acc.kind is NumberKind.BLOCKS:
+        _reduce_blocks(_bind(tree, view, out.size), op=op, dtype=dtype, acc=acc, out=out, final=final, leaves=leaves)
+        return
+    found = _operands(tree)
+    exact_accumulator(dtype).reduce(
+        [(_checked(view(operand), out.size), operand.wide) for operand in found],
+        out,
+        final=final,
+        leaves=leaves,
+        avg=op is ReduceOp.AVG,
+    )
 
 
 def reduce_rows(rows: Array, *, op: ReduceOp, dtype: DType, acc: DType, out: Array) -> bool:

@@ -85,9 +85,22 @@ def canonical(leaves: list[Leaf]) -> Any:
 
 
 def reduced(
-    dtype: DType, op: ReduceOp, leaves: list[Array], *, precision: Any = "default", block: int = REDUCE_BLOCK
+    dtype: DType,
+    op: ReduceOp,
+    leaves: list[Array],
+    *,
+    precision: Any = "default",
+    block: int = REDUCE_BLOCK,
+    told: list[Array] | None = None,
 ) -> Array:
+    """told: gets the result's pieces, as they stand when they are said to be done."""
     out = np.empty(leaves[0].size, dtype.storage)
+
+    def after(a: int, b: int) -> None:
+        assert told is not None
+        assert a == sum(piece.size for piece in told)
+        told.append(out[a:b].copy())
+
     reduce_tree(
         canonical([Leaf(values) for values in leaves]),
         lambda leaf: leaf.values,
@@ -98,6 +111,7 @@ def reduced(
         final=True,
         leaves=len(leaves),
         block=block,
+        after=None if told is None else after,
     )
     return out
 

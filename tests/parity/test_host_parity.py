@@ -23,6 +23,7 @@ from quicoll.local.small import Counts, Differing, SmallCall, Spoiled
 
 if TYPE_CHECKING:
     from quicoll.engine.host import MetHost
+    from quicoll.numerics.reduce import After
 
 
 def on_both(test: HostTest) -> Any:
@@ -267,14 +268,15 @@ class Side:
         return call
 
     def reduce(
-        self, given: Any, combine: Callable[[Sequence[Any], Any], None] | None = None
+        self, given: Any, combine: Callable[[Sequence[Any], Any, After], None] | None = None
     ) -> tuple[Awaitable[None], Any]:
         """A large call, whatever its size."""
         near, output = self.near, np.empty_like(given)
         ended = self.loop.create_future()
 
-        def add(values: Sequence[Any], out: Any) -> None:
+        def add(values: Sequence[Any], out: Any, after: After) -> None:
             np.copyto(out, sum(values))
+            after(0, out.size)
 
         def small(payloads: Sequence[bytes], counts: Counts) -> None:
             raise AssertionError("no payload is in a slot")
@@ -387,7 +389,7 @@ async def test_a_large_reduction_that_has_failed_is_not_gone_on_with_and_neither
     ranks.loop.set_exception_handler(lambda loop, context: troubles.append(context))
     values = np.ones(600_000)
 
-    def refuse(values: Sequence[Any], out: Any) -> None:
+    def refuse(values: Sequence[Any], out: Any, after: After) -> None:
         raise MemoryError("no room for it")
 
     sides[0].reduce(values, refuse)

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from host_memory import Host, Killed, SteppedMemory
 
-from quicoll.local.large import canonical_tree, carry, copy_flat
+from quicoll.local.large import canonical_tree, carry
 from quicoll.local.layout import CHUNK as CHUNK_AT_LEAST
 from quicoll.local.layout import MAX_ITEM, MAX_ROOMS, MAX_WORLD, OWNERS, RING, STAGE, SegmentLayout
 from quicoll.local.passages import Moved, Passage, Reduce, Reduced, Routes, share_out
 from quicoll.local.small import Spoiled
 from quicoll.numerics.canonical_order import leaves_of
 from quicoll.numerics.dtypes import FLOAT32, Array
-from quicoll.numerics.reduce import ReduceOp, reduce_tree
+from quicoll.numerics.reduce import After, ReduceOp, reduce_tree
 
 CHUNK = 1024
 STEP = CHUNK // 4
@@ -30,7 +30,7 @@ def leaf(number: int, size: int) -> Array:
     return rng.standard_normal(size).astype(np.float32) * np.float32(10**number)
 
 
-def combine(values: Sequence[Array], out: Array) -> None:
+def combine(values: Sequence[Array], out: Array, after: After | None = None) -> None:
     reduce_tree(
         canonical_tree(len(values)),
         values.__getitem__,
@@ -40,6 +40,8 @@ def combine(values: Sequence[Array], out: Array) -> None:
         out=out,
         final=True,
         leaves=len(values),
+        block=STEP // 4,
+        after=after,
     )
 
 
@@ -193,10 +195,13 @@ def test_what_changes_while_it_is_used_is_found_out(what: str) -> None:
     def spoil() -> None:
         host.segments[1][place + 4] ^= 1
 
-    def spoiling(values: Sequence[Array], out: Array) -> None:
-        combine(values, out)
-        if what == "input":
-            spoil()
+    def spoiling(values: Sequence[Array], out: Array, after: After) -> None:
+        def used(a: int, b: int) -> None:
+            if what == "input" and a == 0:
+                spoil()
+            after(a, b)
+
+        combine(values, out, used)
 
     def rank(memory: SteppedMemory) -> None:
         call = Called("all_gather" if what == "copied" else "all_reduce", size)
@@ -255,17 +260,6 @@ def test_nothing_in_a_segment_overlaps() -> None:
     assert all(at % 4096 == 0 and at + size <= layout.room(i // 3 + 1) for i, (at, size) in enumerate(rooms))
     assert layout.room(MAX_ROOMS) == layout.taken_at < layout.size
     assert 8 * (OWNERS + 2 * MAX_ROOMS) <= 4096
-
-
-@pytest.mark.parametrize("size", [0, 7, 2048, 2049, 4096, 70_000, 70_001])
-def test_bytes_are_moved_from_and_to_any_place(size: int) -> None:
-    bits = np.random.default_rng(size).integers(0, 256, size + 16, np.uint8)
-    for of, to in product((0, 1, 8), (0, 3, 8)):
-        into = np.zeros(size + 16, np.uint8)
-        copy_flat(into[to : to + size], bits[of : of + size])
-        assert (into[to : to + size] == bits[of : of + size]).all()
-        assert not into[:to].any()
-        assert not into[to + size :].any()
 
 
 def test_all_segments_of_a_host_together_remain_in_bounds() -> None:

@@ -20,6 +20,7 @@ from quicoll.local.small import Counts, SmallCall, Spoiled
 
 if TYPE_CHECKING:
     from quicoll.engine.rows import NearCall
+    from quicoll.numerics.reduce import After
 
 GROUPS: dict[int, tuple[int, ...]] = {
     101: (0, 1),
@@ -71,8 +72,9 @@ class Rank:
         def carried(layout: SegmentLayout, counts: Counts) -> Passage:
             output = np.zeros(700)
 
-            def add(values: Sequence[Any], out: Any) -> None:
+            def add(values: Sequence[Any], out: Any, after: After) -> None:
                 np.copyto(out, sum(values))
+                after(0, out.size)
 
             self.outputs[group] = output
             return Reduced(

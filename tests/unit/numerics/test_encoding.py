@@ -38,6 +38,7 @@ def reduced(form: Encoding, leaves: list[Array], dtype: DType, op: ReduceOp) -> 
     """All of it on one rank: encoded, reduced, decoded."""
     travelling = [form.encode(bundle(leaf)) for leaf in leaves]
     out = np.empty(travelling[0].size, form.dtype.storage)
+    told: list[tuple[int, int]] = []
     reduce_tree(
         tree(0, len(leaves)),
         lambda leaf: travelling[leaf.number],
@@ -47,7 +48,9 @@ def reduced(form: Encoding, leaves: list[Array], dtype: DType, op: ReduceOp) -> 
         out=out,
         final=True,
         leaves=len(leaves),
+        after=lambda a, b: told.append((a, b)),
     )
+    assert [0, *(b for _, b in told)] == [*(a for a, _ in told), out.size]
     result = np.empty(leaves[0].size, dtype.storage)
     form.decode(out, bundle(leaves[0]), result)
     return result

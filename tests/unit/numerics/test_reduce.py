@@ -17,6 +17,7 @@ from quicoll.numerics.dtypes import (
     FLOAT16,
     FLOAT32,
     FLOAT64,
+    Array,
     DType,
     NumberKind,
 )
@@ -125,6 +126,18 @@ def test_bits_do_not_depend_on_blocks(dtype: DType, op: ReduceOp) -> None:
     whole = reduced(dtype, op, leaves)
     for block in (1, 7, 64, 66, 199):
         same_bits(reduced(dtype, op, leaves, block=block), whole)
+
+
+@pytest.mark.parametrize(("dtype", "op"), PAIRS, ids=lambda value: str(value))
+def test_elements_are_said_to_be_done_in_their_order_and_change_no_more(dtype: DType, op: ReduceOp) -> None:
+    for count, precision in product((1, 2, 5), ("default", "exact")):
+        if precision == "exact" and (op not in (ReduceOp.SUM, ReduceOp.AVG) or dtype not in FLOATS):
+            continue
+        leaves = [drawn(dtype, 200, seed=leaf) for leaf in range(count)]
+        told: list[Array] = []
+        whole = reduced(dtype, op, leaves, precision=precision, block=66, told=told)
+        assert len(told) == 4 or precision == "exact"
+        same_bits(np.concatenate(told), whole)
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
