@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from quicoll_transport.net.addresses import Address
 
-__all__ = ["DatagramRun", "apart", "joined"]
+__all__ = ["DatagramRun", "RunsBySender", "apart", "joined"]
 
 
 class DatagramRun:
@@ -63,6 +63,91 @@ class DatagramRun:
     def kept(self) -> DatagramRun:
         """Return the same datagrams in memory of their own."""
         return DatagramRun(memoryview(bytearray(self.memory)), self.size, self.address, self.waited_ns)
+
+
+class _Taken:
+    """What one sender has sent, as it is taken. spans: where it stands in the slab, from and to, in order. whole: its
+    last datagram is as long as the others, so that more may follow."""
+
+    __slots__ = ("first_ns", "last_ns", "sender", "size", "spans", "whole")
+
+    def __init__(self, sender: Address, size: int, first_ns: int) -> None:
+        self.sender = sender
+        self.size = size
+        self.first_ns = self.last_ns = first_ns
+        self.spans: list[tuple[int, int]] = []
+        self.whole = True
+
+
+class RunsBySender:
+    """Puts what a socket gives into the fewest runs that keep the order of each sender.
+
+    Datagrams of several senders come in turn, and what takes time above is the run: one of two datagrams takes as long
+    as one of ten. Nothing is known of the order in which two senders sent, so nothing depends on it. What stands in one
+    place already stays there; what does not is copied, which is nothing beside opening it.
+    """
+
+    def __init__(self, slab: memoryview, together_ns: int) -> None:
+        """Begin with nothing.
+
+        Args:
+            slab: Where what the socket gives is read to, one behind the other.
+            together_ns: From the first of a run to its last at most: they have one time of arrival.
+        """
+        self._slab = slab
+        self._together_ns = together_ns
+        self._taken: list[_Taken] = []
+        self._last: dict[Address, _Taken] = {}
+        self.filled = 0  # bytes of the slab
+
+    def add(self, length: int, size: int, sender: Address, at_ns: int) -> None:
+        """Take what has been read behind all else.
+
+        Args:
+            length: Bytes of it, not 0.
+            size: Of each datagram in it; the last may be shorter.
+            sender: Whose they are.
+            at_ns: When they came; 0 where that is not known.
+        """
+        start = self.filled
+        stop = self.filled = start + length
+        run = self._last.get(sender)
+        if (
+            run is None
+            or not run.whole
+            or not (size == run.size or size == length < run.size)
+            or at_ns - run.first_ns > self._together_ns
+        ):
+            run = self._last[sender] = _Taken(sender, size, at_ns)
+            self._taken.append(run)
+        run.whole = length % run.size == 0
+        run.last_ns = at_ns
+        spans = run.spans
+        if spans and spans[-1][1] == start:
+            spans[-1] = (spans[-1][0], stop)
+        else:
+            spans.append((start, stop))
+
+    def runs(self, beside: memoryview) -> list[tuple[DatagramRun, int]]:
+        """Return the runs, by the first datagram of each, and when the last one of each came.
+
+        Args:
+            beside: As long as the slab, for those that stand in several places.
+        """
+        found: list[tuple[DatagramRun, int]] = []
+        at = 0
+        for run in self._taken:
+            spans = run.spans
+            if len(spans) == 1:
+                memory = self._slab[spans[0][0] : spans[0][1]]
+            else:
+                first = at
+                for start, stop in spans:
+                    beside[at : at + stop - start] = self._slab[start:stop]
+                    at += stop - start
+                memory = beside[first:at]
+            found.append((DatagramRun(memory, run.size, run.sender), run.last_ns))
+        return found
 
 
 def joined(datagrams: Iterable[tuple[bytes | memoryview, Address]]) -> list[DatagramRun]:

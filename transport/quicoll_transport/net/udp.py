@@ -1,8 +1,9 @@
 """Datagrams in and out: the interface that endpoints use, and the real socket.
 
 What the socket has is read in one go, up to a bound in bytes, so that an endpoint answers once for many packets and
-others on the loop have their turn. Runs of datagrams go and come in one system call where the system can do that
-(offload.py); elsewhere one by one, and nobody above sees the difference.
+others on the loop have their turn. What one sender has sent in it is a run, whatever others sent between. Runs of
+datagrams go and come in one system call where the system can do that (offload.py); elsewhere one by one, and nobody
+above sees the difference.
 
 A run on its way out. `_gone` counts its datagrams that are dealt with: sent, or refused by the system for good.
 
@@ -41,7 +42,7 @@ from quicoll_transport.net import arrival, offload
 from quicoll_transport.net.addresses import Address, canonical, format_address, is_numeric, is_v6
 from quicoll_transport.net.binding import bound_socket
 from quicoll_transport.net.resolver import Resolver, scope_of
-from quicoll_transport.net.runs import DatagramRun
+from quicoll_transport.net.runs import DatagramRun, RunsBySender
 from quicoll_transport.net.trouble import Trouble, queued_errors, trouble_of
 
 __all__ = [
@@ -71,8 +72,8 @@ OnUnreachable = Callable[[Address, Trouble], None]
 class DatagramIO(Protocol):
     """A network, as an endpoint needs it. Every method is called on the endpoint's loop; addresses are canonical.
 
-    start: on_runs gets what has arrived, in order; on_unreachable is never called from within `send`. Memory of runs,
-    both ways: see runs.py. close: nothing is called any more, sending does nothing.
+    start: on_runs gets what has arrived, that of each sender in its order; on_unreachable is never called from within
+    `send`. Memory of runs, both ways: see runs.py. close: nothing is called any more, sending does nothing.
     resolve: the addresses of a host, of the families that can be reached from here, in the resolver's order; raises
     AddressError. It may take long, and can be cancelled.
     """
@@ -101,6 +102,7 @@ class UdpSocket:
         self._backlog_bytes = 0
         self._begun = 0  # datagrams of the first run in the backlog that are gone
         self._slab = memoryview(bytearray(_DRAIN + _PIECE))
+        self._beside = memoryview(bytearray(_DRAIN + _PIECE))
         self._on_runs: OnRuns | None = None
         self._on_unreachable: OnUnreachable | None = None
         self._again: asyncio.TimerHandle | None = None
@@ -161,15 +163,12 @@ class UdpSocket:
 
     def _take(self) -> list[DatagramRun]:
         """Read what there is, within the bounds; it stays in the slab until the next call."""
-        heads: list[tuple[int, int, Address]] = []  # of each run: where it starts, size of its datagrams, who sent it
-        came: list[int] = []  # when its last one came
-        start = filled = size = first_ns = 0
-        sender: Address = ()
+        taken = RunsBySender(self._slab, _TOGETHER_NS)
         for _ in range(_READS):
             try:
-                length, each, source, at_ns = self._read(self._slab[filled : filled + _PIECE])
+                length, each, source, at_ns = self._read(self._slab[taken.filled : taken.filled + _PIECE])
             except BlockingIOError:
-                if not heads:  # woken by the error queue alone, or it would wake us for ever
+                if not taken.filled:  # woken by the error queue alone, or it would wake us for ever
                     self._read_errors()
                 break
             except OSError:  # a queued ICMP error, reported on the next call of any kind
@@ -178,22 +177,17 @@ class UdpSocket:
                 continue
             if not length:
                 continue  # an empty datagram is in no run
-            goes_on = source == sender and not (filled - start) % size and (each == size or each == length < size)
-            if not goes_on or at_ns - first_ns > _TOGETHER_NS:
-                start, size, sender, first_ns = filled, each, source, at_ns
-                heads.append((start, size, self._from_wire(source) if self._v6 else source))
-                came.append(at_ns)
-            else:
-                came[-1] = at_ns
-            filled += length
-            if filled >= _DRAIN:
+            taken.add(length, each, source, at_ns)
+            if taken.filled >= _DRAIN:
                 break
-        ends = [*(head[0] for head in heads[1:]), filled]
         wall_ns = time.time_ns() if self._stamped else 0
-        return [
-            DatagramRun(self._slab[start:end], size, address, arrival.waited(at_ns, wall_ns))
-            for (start, size, address), end, at_ns in zip(heads, ends, came, strict=False)
-        ]
+        runs: list[DatagramRun] = []
+        for run, at_ns in taken.runs(self._beside):
+            if self._v6:
+                run.address = self._from_wire(run.address)
+            run.waited_ns = arrival.waited(at_ns, wall_ns)
+            runs.append(run)
+        return runs
 
     def _read(self, into: memoryview) -> tuple[int, int, Address, int]:
         """Read once; return the number of bytes, the size of each datagram in them, who sent them, and when they came.
