@@ -140,6 +140,17 @@ def quick_tests_start_no_process_and_bind_no_socket(
         monkeypatch.setattr(owner, name, refuse)
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Tensors of a test gain nothing by torch's threads, which spin where the machine has other work."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(autouse=True)
 def no_name_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test asks a name server: how long one takes, and what it says, differs from machine to machine.

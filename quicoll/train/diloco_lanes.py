@@ -15,7 +15,7 @@ Failures. A rank is lost: the view ends, and with it the groups, and every opera
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from quicoll.train.diloco_sites import WorkerHome, lane_cuts
 
@@ -29,8 +29,13 @@ if TYPE_CHECKING:
 
 __all__ = ["SiteLanes", "UnderWay"]
 
-UnderWay = list["Handle[torch.Tensor]"]
-"""The lanes of a fragment that this rank carries, in order."""
+
+class UnderWay(NamedTuple):
+    """A fragment that is averaged. lanes: those that this rank carries, in order. counts: numbers that each rank of its
+    home carries."""
+
+    lanes: list[Handle[torch.Tensor]]
+    counts: list[int]
 
 
 class SiteLanes:
@@ -77,12 +82,16 @@ class SiteLanes:
         Returns:
             What is under way.
         """
-        cuts, found = lane_cuts(like.numel(), block, self.home.lanes), []
+        home = self.home
+        cuts, found = lane_cuts(like.numel(), block, home.lanes), []
         for lane, group in self._lanes.items():
             if (cut := cuts[lane]).start < cut.stop:
-                pieces = group.shards(self.home.total).leaves([flat[cut] for flat in flats], like=like[cut])
+                pieces = group.shards(home.total).leaves([flat[cut] for flat in flats], like=like[cut])
                 found.append(group.all_reduce(pieces, op="avg", algorithm=self._algorithm, wire=wire))
-        return found
+        carried = dict.fromkeys(home.ranks, 0)
+        for lane, cut in enumerate(cuts):
+            carried[home.carriers(lane)[home.place]] += cut.stop - cut.start
+        return UnderWay(found, list(carried.values()))
 
     async def whole(self, under_way: UnderWay) -> torch.Tensor:
         """Return the average of a fragment, which is the same on all ranks.
@@ -94,6 +103,6 @@ class SiteLanes:
         """
         import torch
 
-        pieces = [await each for each in under_way]
+        pieces = [await each for each in under_way.lanes]
         mine = pieces[0] if len(pieces) == 1 else torch.cat([torch.empty(0), *pieces])
-        return mine if len(self.home.ranks) == 1 else await self._inside.all_gather(mine)
+        return mine if len(self.home.ranks) == 1 else await self._inside.all_gather(mine, counts=under_way.counts)

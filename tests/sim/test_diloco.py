@@ -34,19 +34,13 @@ from quicoll.sim import Conditions, RunFailed, Settings, Simulation, scenario
 from quicoll.train import CheckpointPolicy, DiLoCo, WorkerFigures
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from quicoll.job import Job
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tensors so small gain nothing by more, and torch's threads spin where the machine has other work."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def clipped(model: nn.Module) -> torch.optim.Optimizer:

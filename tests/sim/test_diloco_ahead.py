@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pytest
-import torch
 from diloco_jobs import EVERY, WORKERS, adam, loss_of, nesterov, of_indices, of_layers, trained
 
 from quicoll.data import Sampler
@@ -15,19 +14,14 @@ from quicoll.sim import Conditions, Settings, Simulation
 from quicoll.train import DiLoCo
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from quicoll.job import Job
 
 ROUNDS, PACE_S, FAR = 6, 0.02, Conditions(latency_ns=25_000_000)
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @dataclass

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 from depth import deep
 from diloco_jobs import EVERY, WORKERS, Ended, of_dropout, of_layers, trained
 
@@ -14,19 +13,11 @@ from quicoll.sim import RunFailed
 from quicoll.train.diloco_journal import RoundJournal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from quicoll.job import Job
     from quicoll.sim import Simulation
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tensors so small gain nothing by more, and torch's threads spin where the machine has other work."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 RECIPE: dict[str, Any] = {

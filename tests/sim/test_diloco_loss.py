@@ -17,19 +17,12 @@ from quicoll.sim import Settings, Simulation
 from quicoll.train import DiLoCo
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from quicoll.job import Job
 
 STEPS, PIECES, SEED = 16, 2, 3
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

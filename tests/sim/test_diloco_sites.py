@@ -29,8 +29,6 @@ from quicoll.sim import RunFailed
 from quicoll.train.diloco_journal import RoundJournal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from quicoll.job import Job
     from quicoll.sim import Simulation
 
@@ -38,13 +36,7 @@ WORKERS, PARTS = 2, 4
 TWO: dict[str, Any] = {"shards": WORKERS * PARTS, "parts": PARTS, "backup": 0}
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tensors so small gain nothing by more, and torch's threads spin where the machine has other work."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def plainly() -> dict[str, torch.Tensor]:

@@ -19,7 +19,7 @@ from quicoll.torch.divided_optimizer import ALIGNMENT
 from quicoll.train import CheckpointPolicy, Divide
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from quicoll.job import Job
@@ -28,13 +28,7 @@ WIDTH = 50  # 300 weights and 50 biases: parameters that blocks of 64 elements c
 STEPS = 7
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tensors so small gain nothing by more, and torch's threads spin where the machine has other work."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Points(torch.utils.data.Dataset[Any]):

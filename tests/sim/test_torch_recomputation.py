@@ -12,6 +12,8 @@ from quicoll.errors import Corrupted
 from quicoll.sim import Settings, Simulation
 from quicoll.torch import AsyncTraining, recomputed
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 if TYPE_CHECKING:
     from quicoll.job import Job
 
@@ -92,11 +94,3 @@ def test_a_second_pass_of_other_bits_names_block_rank_and_step_and_the_step_is_b
     (error,) = found
     assert (error.rank, error.step, error.node) == (1, 2, "worker-1")
     assert "layer 7 computed again gives other bits than before" in str(error)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)

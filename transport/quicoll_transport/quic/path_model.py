@@ -196,19 +196,19 @@ class Aggregation:
 class Train:
     """See the module's head. rate: bytes a second, the most that was seen; 0 before there is one."""
 
-    __slots__ = ("_acked_ns", "_arrived_ns", "_behind_ns", "_bytes", "_is_one", "_left_ns", "rate")
+    __slots__ = ("_acked_ns", "_arrived_ns", "_behind_ns", "_bytes", "_is_train", "_left_ns", "rate")
 
     def __init__(self) -> None:
         self.rate = 0
         self._behind_ns: int | None = None  # when what it begins behind was sent; None: that is still to come
         self._acked_ns = self._bytes = 0  # when that was acknowledged; bytes since
         self._left_ns = self._arrived_ns = 0  # how long they took
-        self._is_one = False  # they are enough
+        self._is_train = False  # they are enough
 
     def begin(self) -> None:
         """Begin another behind the next acknowledgement."""
         self._behind_ns, self._bytes, self._left_ns, self._arrived_ns = None, 0, 0, 0
-        self._is_one = False
+        self._is_train = False
 
     def on_acked(self, acked: int, sent_ns: int, datagram: int, now_ns: int) -> None:
         """Take what one acknowledgement brought; `sent_ns`: when the newest of it was sent."""
@@ -219,10 +219,10 @@ class Train:
         self._left_ns = max(self._left_ns, sent_ns - self._behind_ns)
         self._arrived_ns = now_ns - self._acked_ns
         took_ns = max(self._left_ns, self._arrived_ns)
-        self._is_one = took_ns >= _TRAIN_NS and self._bytes >= _TRAIN_DATAGRAMS * datagram
-        if self._is_one:
+        self._is_train = took_ns >= _TRAIN_NS and self._bytes >= _TRAIN_DATAGRAMS * datagram
+        if self._is_train:
             self.rate = max(self.rate, self._bytes * _NS // took_ns)
 
     def is_stretched(self, least_ns: int) -> bool:
         """Return whether it took a quarter longer to arrive than to leave, and `least_ns` at least."""
-        return self._is_one and self._arrived_ns >= least_ns and self._arrived_ns * 4 >= self._left_ns * 5
+        return self._is_train and self._arrived_ns >= least_ns and self._arrived_ns * 4 >= self._left_ns * 5
