@@ -248,6 +248,10 @@ class LookingSelector(selectors.DefaultSelector):
         self._roused.clear()
         self._share.slept(self._used())
 
+    def offer(self) -> None:
+        """Let whoever was woken have Python's lock, and this processor if he is on it."""
+        offer()
+
     def note_caller(self) -> None:
         """Take note of the thread that calls this, which has called the loop's."""
         self.placing.called(self._clock())

@@ -124,6 +124,7 @@ class ThreadRuntime:
         self._settled: deque[tuple[CallAnswer, Any, BaseException | None]] = (
             deque()
         )  # in this turn of the engine's loop
+        self._handed = False  # something was in the middle of it, and nothing was called thereupon
         self._lock = threading.Lock()  # of the five below, so that no call comes between the last look and the end
         self._closed = self._stopping = False
         self._calls: dict[CallAnswer, None] = {}
@@ -381,12 +382,13 @@ class ThreadRuntime:
             self._give()
 
     def _give(self) -> bool:
-        """Hand out what has been settled in this turn of the loop; return whether there was anything.
+        """Hand out what has been settled in this turn of the loop; return whether there was anything, or has been.
 
         Until then it counts as under way: if the rest of the turn is blocked, its caller hears of that as all do.
         """
+        handed, self._handed = self._handed, False
         if not self._settled:
-            return False
+            return handed
         while self._settled:
             answer, value, error = self._settled.popleft()
             with self._lock:
@@ -398,6 +400,21 @@ class ThreadRuntime:
             except Exception as raised:  # of our own code; the loop is about to sleep, and goes on
                 self.loop.call_exception_handler({"message": "an answer was not taken", "exception": raised})
         return True
+
+    def hand_out(self) -> None:
+        """In the middle of a turn of the engine's loop: hand out what has been settled in it, and begin what is called
+        thereupon. What that has to send then goes with what is left to send of this turn.
+
+        Whose answer it is has Python's lock until he sleeps or computes without it; where he is on this processor he
+        would have it in any case.
+        """
+        if self._settled and self._selector is not None:
+            self._give()
+            self._selector.offer()
+            if self._queue:
+                self._begin_queued()
+            else:
+                self._handed = True
 
     def withdraw(self, answer: CallAnswer) -> None:
         """Nobody waits for an answer any more: what was called is cancelled, after its first step."""

@@ -195,7 +195,10 @@ async def start_with(
         told.close()
 
     try:
-        return await runtime.call(make()), runtime
+        engine = await runtime.call(make())
+        if isinstance(runtime, ThreadRuntime):
+            engine.endpoint.heard = runtime.hand_out
+        return engine, runtime
     except BaseException as error:
         try:
             await runtime.call(unmake())

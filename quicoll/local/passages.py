@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 
 from quicoll.local.layout import RING
-from quicoll.numerics.bundle import pieces_of
+from quicoll.numerics.bundle import flat_pieces
 
 if TYPE_CHECKING:
     from quicoll.local.layout import SegmentLayout
@@ -189,7 +189,7 @@ class Reduced:
         for reader in range(len(self.held)):
             start, stop, at = self._part(i, reader)
             if reader != self.rank and stop > start and self.leaves:
-                values = [piece for leaf in self.leaves for piece in pieces_of(leaf, start, stop)]
+                values = [piece for leaf in self.leaves for piece in flat_pieces(leaf, start, stop)]
                 found.append(PartGiven(reader, at * len(self.leaves) * self.storage.itemsize, values))
         return found
 
@@ -296,13 +296,13 @@ class Moved:
         parts = self._routes.parts
         if parts is None:
             a, b = self._cut(i, 0, self._routes.given[self._rank])
-            return [PartGiven(self._rank, self._at(i), pieces_of(self._given, a, b))] if b > a else ()
+            return [PartGiven(self._rank, self._at(i), flat_pieces(self._given, a, b))] if b > a else ()
         found: list[PartGiven] = []
         for reader, (start, stop) in enumerate(pairwise([0, *accumulate(parts[self._rank])])):
             a, b = self._cut(i, start, stop)
             if reader != self._rank and b > a:
                 at = self._at(i) + reader * self._step * self.storage.itemsize
-                found.append(PartGiven(reader, at, pieces_of(self._given, a, b)))
+                found.append(PartGiven(reader, at, flat_pieces(self._given, a, b)))
         return found
 
     def _coming(self, i: int, writer: int) -> tuple[int, Array]:

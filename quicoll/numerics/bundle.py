@@ -24,7 +24,7 @@ from quicoll.numerics.destinations import Destination, Fresh, allocate, destinat
 from quicoll.numerics.dtypes import Array, DType  # noqa: TC001 - compiled, a class needs it as it is made
 from quicoll.numerics.recycled import Recycler  # noqa: TC001 - likewise
 
-__all__ = ["Bundle", "Joined", "Results", "bundle", "leaves_like", "like_text", "pieces_of", "results", "shape_text"]
+__all__ = ["Bundle", "Joined", "Results", "bundle", "flat_pieces", "leaves_like", "like_text", "results", "shape_text"]
 
 _MAX_TEXT = 1000  # of all shapes in a signature
 
@@ -58,7 +58,7 @@ class Joined:
         return pieces
 
 
-def pieces_of(flat: Array | Joined, start: int, stop: int) -> list[Array]:
+def flat_pieces(flat: Array | Joined, start: int, stop: int) -> list[Array]:
     """Return the views that some elements of a flat array, or of several read as one, lie in."""
     return flat.pieces(start, stop) if isinstance(flat, Joined) else [flat[start:stop]]
 

@@ -101,7 +101,7 @@ if TYPE_CHECKING:
     from quicoll.plan.schedule import AlgorithmName
     from quicoll.step.context import Step
     from quicoll.train.diloco_journal import RoundEntry
-    from quicoll.train.diloco_lanes import UnderWay
+    from quicoll.train.diloco_lanes import FragmentUnderWay
     from quicoll.train.diloco_quorum import Counts
     from quicoll.train.diloco_workers import State
     from quicoll.train.figures import StepTimes
@@ -350,7 +350,7 @@ class DiLoCo(Worker):
             self._start(work)
         values: list[torch.Tensor] = list(self._parameters)  # of the job, as this round leaves them
         states: dict[int, State] = {}
-        under_way: dict[int, UnderWay] = {}
+        under_way: dict[int, FragmentUnderWay] = {}
         staged: tuple[torch.Tensor, asyncio.Task[tuple[float, RoundEntry]]] | None = None
         try:
             for turn in self._turns:
@@ -456,7 +456,7 @@ class DiLoCo(Worker):
             self._groups = view.view_id, SiteLanes(group, home, parts=self._per_worker, algorithm=self._algorithm)
         return self._groups[1]
 
-    def _exchange(self, work: RoundWork, fragment: int) -> UnderWay:
+    def _exchange(self, work: RoundWork, fragment: int) -> FragmentUnderWay:
         """Begin to average the pseudo-gradients of a fragment, by the workers' shares, one flat tensor for each."""
         import torch
 

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from quicoll.numerics.codecs import WireFormat
     from quicoll.plan.schedule import AlgorithmName
 
-__all__ = ["SiteLanes", "UnderWay"]
+__all__ = ["FragmentUnderWay", "SiteLanes"]
 
 
-class UnderWay(NamedTuple):
+class FragmentUnderWay(NamedTuple):
     """A fragment that is averaged. lanes: those that this rank carries, in order. counts: numbers that each rank of its
     home carries."""
 
@@ -71,7 +71,9 @@ class SiteLanes:
         given = self._inside.shards(self._parts).leaves([[*leaf] for leaf in leaves], like=[*like])
         return await self._inside.all_reduce(given, op="avg", algorithm=self._algorithm)
 
-    def begin(self, flats: Sequence[torch.Tensor], like: torch.Tensor, wire: WireFormat | None, block: int) -> UnderWay:
+    def begin(
+        self, flats: Sequence[torch.Tensor], like: torch.Tensor, wire: WireFormat | None, block: int
+    ) -> FragmentUnderWay:
         """Begin to average a fragment over all workers.
 
         Args:
@@ -91,9 +93,9 @@ class SiteLanes:
         carried = dict.fromkeys(home.ranks, 0)
         for lane, cut in enumerate(cuts):
             carried[home.carriers(lane)[home.place]] += cut.stop - cut.start
-        return UnderWay(found, list(carried.values()))
+        return FragmentUnderWay(found, list(carried.values()))
 
-    async def whole(self, under_way: UnderWay) -> torch.Tensor:
+    async def whole(self, under_way: FragmentUnderWay) -> torch.Tensor:
         """Return the average of a fragment, which is the same on all ranks.
 
         Args:

@@ -73,3 +73,41 @@ async def test_a_message_that_waits_already_is_told_of_before_what_is_gathered_g
     assert not told  # never from within `post`
     endpoint.send_gathered()
     assert told == [b"here"]
+
+
+async def test_what_is_sent_when_all_is_heard_goes_before_any_other_turn(world: World) -> None:
+    a, b = await world.pair()
+    at_a, at_b = Watch(a), Watch(b)
+    endpoint = endpoint_of(world, b)
+    when: list[tuple[int, bool]] = []
+
+    def heard() -> None:
+        if len(at_b.words) > len(when):
+            endpoint.gather()
+            b.send_app(b"next %d" % len(when))
+            endpoint.send_gathered()
+            when.append((len(at_b.words), bool(endpoint._core.waiting)))
+
+    endpoint.heard = heard
+    for number in range(3):
+        a.send_app(b"call %d" % number)
+        await at_a.until(lambda number=number: len(at_a.words) > number)
+    assert when == [(1, False), (2, False), (3, False)]
+    assert at_a.words == [b"next 0", b"next 1", b"next 2"]
+
+
+async def test_who_answers_at_once_is_not_asked_for_more_before_that_has_gone(world: World) -> None:
+    a, b = await world.pair()
+    at_a = Watch(a)
+    endpoint = endpoint_of(world, b)
+    told: list[str] = []
+
+    def said(link: Link, data: bytes) -> None:
+        told.append("said")
+        link.later(lambda _: b.send_app(b"answer"), None)
+
+    b.listen(said, lambda link: None)
+    endpoint.heard = lambda: told.append("heard") if told and not at_a.words else None
+    a.send_app(b"call")
+    await at_a.until(lambda: bool(at_a.words))
+    assert told == ["said"]

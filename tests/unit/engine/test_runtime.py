@@ -640,3 +640,64 @@ class NothingBegun:
 
     def cancel(self) -> None:
         pytest.fail("it was cancelled")
+
+
+def in_turn(runtime: ThreadRuntime, work: Callable[[], None]) -> None:
+    """Do something in one turn of the engine's loop, and wait until that is over."""
+    done = threading.Event()
+    runtime.loop.call_soon_threadsafe(lambda: (work(), done.set()))
+    assert done.wait(60.0)
+
+
+def test_what_is_called_upon_an_answer_begins_in_the_same_turn_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime, log, queued = ThreadRuntime("test"), [], threading.Event()
+    selector = runtime._selector
+    assert selector is not None
+    monkeypatch.setattr(selector, "offer", lambda: queued.wait(60.0))
+    ends: list[Callable[[int | None, BaseException | None], None]] = []
+    begun = threading.Event()
+
+    def first(ended: Callable[[int | None, BaseException | None], None]) -> None:
+        ends.append(ended)
+        begun.set()
+
+    def second(ended: Callable[[int | None, BaseException | None], None]) -> None:
+        log.append("second")
+        ended(2, None)
+
+    def turn() -> None:
+        ends[0](1, None)
+        runtime.hand_out()
+        log.append("the rest of the turn")
+
+    one, sender = runtime.submit(first, SENDER), Sender()
+    assert begun.wait(60.0)
+    runtime.loop.call_soon_threadsafe(turn)
+    assert one.result(60.0) == 1
+    two = runtime.submit(second, sender)
+    queued.set()
+    assert two.result(60.0) == 2
+    in_turn(runtime, lambda: None)
+    assert log == ["second", "the rest of the turn"]
+    assert sender.seen == ["gather", "send"]
+    asyncio.run(runtime.aclose())
+
+
+def test_an_answer_that_was_handed_out_in_a_turn_counts_as_given_at_its_end() -> None:
+    """So that the thread does not look for more, while somebody wants Python's lock."""
+    runtime, found = ThreadRuntime("test"), []
+    ends: list[Callable[[int | None, BaseException | None], None]] = []
+    one = runtime.submit(ends.append, SENDER)
+
+    def turn() -> None:
+        runtime.hand_out()  # nothing is settled
+        found.append(runtime._give())
+        ends[0](1, None)
+        runtime.hand_out()
+        found.extend([one.done(), runtime._give(), runtime._give()])
+
+    while not ends:
+        in_turn(runtime, lambda: None)
+    in_turn(runtime, turn)
+    assert found == [False, True, True, False]
+    asyncio.run(runtime.aclose())

@@ -67,7 +67,9 @@ class Endpoint:
     """A node's place on the network: one socket, and a link to each of its peers.
 
     credentials, identity, incarnation, config, faults, observer: as given. policy: which certificates are denied.
-    links: the living ones. wall_clock: the date that certificates are checked against, aware.
+    links: the living ones. wall_clock: the date that certificates are checked against, aware. heard: called when the
+    layer above has heard what arrived, before that is acknowledged, unless it has sent something: what is sent by then
+    goes with the acknowledgement. None: nobody wants to know.
     """
 
     def __init__(
@@ -154,6 +156,8 @@ class Endpoint:
         self._to_hear: deque[tuple[Callable[[Any], None], Any]] = deque()
         self._inside = False  # the core is at work, and `_hear` follows
         self._gathering = False  # `send_gathered` follows
+        self._asked = False  # a link has asked to be served since something last arrived
+        self.heard: Callable[[], object] | None = None
         self._closing: asyncio.Future[None] | None = None
         self._settled: asyncio.Future[None] | None = None
         self._closed = False
@@ -323,6 +327,7 @@ class Endpoint:
 
     def touch(self, peer: Peer) -> None:
         """Serve this peer before the loop's next iteration."""
+        self._asked = True
         self._core.touch(peer)
         if self._flush_handle is None:
             self._wake()
@@ -477,11 +482,13 @@ class Endpoint:
     def _on_runs(self, runs: list[DatagramRun]) -> None:
         if self._closed:
             return
-        self._inside = True
+        self._inside, self._asked = True, False
         try:
             self._core.receive(runs, self.now_ns())
         finally:
             self._hear()
+        if self.heard is not None and not self._asked:
+            self._safely(self.heard)
         self._flush()
 
     def _on_unreachable(self, address: Address, trouble: Trouble) -> None:
