@@ -34,7 +34,8 @@ What the loop has settled for other threads in its present turn is handed out at
 is no look. Who is given something has to be woken, on another processor perhaps, and needs Python's lock at once. Who
 gave it away earlier would have kept that lock to the end of the turn, and who looks takes it again and again: in both
 cases who was woken sleeps once more, for the lock. Where the kernel had put the two on two processors, an operation of
-4 bytes took three times as long as on one; now it takes half as long again.
+4 bytes took three times as long as on one; now it takes half as long again. Where nothing is left to do in the turn but
+to acknowledge, it is handed out before that, and whoever gave it offers the lock (`ThreadRuntime.hand_out`).
 
 Where it is woken while somebody waits is where its caller is (quicoll.engine.placing).
 

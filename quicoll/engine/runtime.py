@@ -4,11 +4,13 @@ taken for dead; or the caller's own loop, for simulated time and for tests.
 Calls cross here and nowhere else. A coroutine goes in, and a future comes out on the caller's loop (`call`). An
 operation, which is no task, is begun by a function that gets whom to tell of its end; a future comes out on the
 caller's loop (`begin`) or for a thread without one (`submit`, `wait`). What nobody waits for takes its place among the
-calls, and nothing comes out (`post`). What is called while the engine's thread is at
-work begins together in one turn of its loop, in the order of the calls, and what that has to send goes together at the
-end of the same turn, when callers hear of what has ended in it as well (quicoll.engine.looking says why not before); a
-caller who waits goes on in the turn of his loop in which the end of his operation comes. The
-thread is written to only where it sleeps, or is about to; awake it looks at what is queued between any two turns.
+calls, and nothing comes out (`post`). What is called while the engine's thread is at work begins together in one turn
+of its loop, in the order of the calls, and what that has to send goes together at the end of the same turn, when
+callers hear of what has ended in it as well (quicoll.engine.looking says why not before). They hear of it in its
+middle where all that arrived has been taken up, and nothing of it is to be sent (`hand_out`): what they call thereupon
+begins in the same turn, and goes with its acknowledgement. A caller who waits goes on in the turn of his loop in which
+the end of his operation comes. The thread is written to only where it sleeps, or is about to; awake it looks at what is
+queued between any two turns.
 Where other threads compute it keeps to its share of the time, but while somebody waits (quicoll.engine.share): blocks
 in `wait`, awaits a future, or has said so (`attend`).
 Cancelling the future cancels what was called, though never before its first step: that is where an operation takes its
