@@ -356,8 +356,18 @@ def reduce_tree(
         LocalError: This thread does not compute by IEEE 754, or an operand has another size.
     """
     require_ieee()
+    if acc.kind is NumberKind.BLOCKS:
+        _reduce_blocks(_bind(tree, view, out.size), op=op, dtype=dtype, acc=acc, out=out, final=final, leaves=leaves)
+    elif acc.kind is NumberKind.EXACT:
+        found = _operands(tree)
+        exact_accumulator(dtype).reduce(
+            [(_checked(view(operand), out.size), operand.wide) for operand in found],
+            out,
+            final=final,
+            leaves=leaves,
+            avg=op is ReduceOp.AVG,
+        )
     if acc.kind in (NumberKind.BLOCKS, NumberKind.EXACT):
-        _reduce_whole(tree, view, op=op, dtype=dtype, acc=acc, out=out, final=final, leaves=leaves)
         if after is not None:
             after(0, out.size)
         return
@@ -401,31 +411,6 @@ def reduce_tree(
                 after(a, b)
     for memory in borrowed:
         _give_back(memory)
-
-
-def _reduce_whole(
-    tree: OperandT | tuple[Any, Any],
-    view: Callable[[OperandT], Array],
-    *,
-    op: ReduceOp,
-    dtype: DType,
-    acc: DType,
-    out: Array,
-    final: bool,
-    leaves: int,
-) -> None:
-    """Evaluate a tree of operands of which accumulators make blocks by themselves."""
-    if acc.kind is NumberKind.BLOCKS:
-        _reduce_blocks(_bind(tree, view, out.size), op=op, dtype=dtype, acc=acc, out=out, final=final, leaves=leaves)
-        return
-    found = _operands(tree)
-    exact_accumulator(dtype).reduce(
-        [(_checked(view(operand), out.size), operand.wide) for operand in found],
-        out,
-        final=final,
-        leaves=leaves,
-        avg=op is ReduceOp.AVG,
-    )
 
 
 def reduce_rows(rows: Array, *, op: ReduceOp, dtype: DType, acc: DType, out: Array) -> bool:
