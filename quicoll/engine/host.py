@@ -40,6 +40,10 @@ class HostWakes(Protocol):
         """Return nanoseconds, for how long something took."""
         ...
 
+    def processor(self) -> int:
+        """Return on which processor the thread that calls runs; 0 where that makes no difference, or is not known."""
+        ...
+
     def offer(self) -> None:
         """Let whoever waits for this processor have it."""
         ...

@@ -62,7 +62,7 @@ from quicoll.engine.looking import LOOK_NS, QUESTION_NS, Looks
 from quicoll.engine.process_ends import ProcessEnds
 from quicoll.engine.rows import CallRow, Large
 from quicoll.errors import LocalError
-from quicoll.local.layout import BACK, CONSUMED, FRONT, PUBLISHED, ROOM, STAGE, WAKE
+from quicoll.local.layout import BACK, CONSUMED, FRONT, PROCESSOR, PUBLISHED, ROOM, STAGE, WAKE
 from quicoll.local.rooms import Rooms, open_rooms
 from quicoll.local.small import under_way
 from quicoll.observability.flight import ENDED, UnderWay
@@ -135,6 +135,7 @@ class Neighbourhood:
         self._memory = memory
         self._large_memory = met.memory_for_large
         self._wakes = met.wakes
+        self._orders = self.world > 2  # who is woken before whom makes a difference
         self._rooms = Rooms(memory)
         everyone = range(self.world)
         self.row = CallRow(GROUP, everyone, everyone, self.rank, memory, met.memory_for_large)
@@ -149,6 +150,7 @@ class Neighbourhood:
         self._standing: asyncio.AbstractEventLoop | None = None  # in front, and FRONT stands for it
         self._large_waits = False  # the engine is to be woken for large ones
         self._bits = 0  # what stands in WAKE
+        self._processor = 0  # what stands in PROCESSOR
         self._carrying: dict[int, CallRow] = {}  # rows with large calls; the one carried last is the last
         self._turning = False  # the engine's loop will go on with large ones
         self._overseer: Overseer | None = None
@@ -326,6 +328,9 @@ class Neighbourhood:
                     call.name, call.small.signature, call.step, "memory", at, call.small.nbytes
                 )
             row = call.row
+            if self._orders and (here := self._wakes.processor()) != self._processor:
+                self._processor = here
+                self._memory.store(PROCESSOR, here)
             self._calls[row.group, call.small.number] = call
             self._at_work[row.group] = row
             row.under_way += 1
@@ -467,6 +472,11 @@ class Neighbourhood:
         published, consumed = small.published, small.consumed
         last = False
         try:
+            if not row.publish():
+                return False
+            if small.published != published:
+                self._wake(row, PUBLISHED, published)  # first: the others take it while this rank does
+                published = small.published
             for each in row.advance():
                 call = self._calls.get((group, each.number))
                 if call is None:  # it was cancelled
@@ -540,16 +550,22 @@ class Neighbourhood:
 
         Return whether it was.
 
+        Those whose caller is on another processor first: who is woken on this one mostly has it at once, and the others
+        would be woken when it is given up again, while theirs idle.
+
         Whoever is the last of all to raise a word sees, behind his fence, that all others have; of two at the same time
         at least one does. Who sleeps has looked once more behind a fence of his own, so nobody is forgotten.
         """
-        memory = self._memory
+        memory, peers = self._memory, row.peers
         memory.fence()
         if word != CONSUMED:
             for rank in row.others:
                 if row.load(rank, word) <= before:
                     return False
-        for rank in row.peers:
+            if self._orders:
+                here = self._processor
+                peers = sorted(peers, key=lambda rank: memory.load(rank, PROCESSOR) == here)
+        for rank in peers:
             bits = memory.load(rank, WAKE)
             if word == CONSUMED and not bits & ROOM:
                 continue

@@ -193,19 +193,32 @@ class CallRow:
         """Give the last number back: what it was for was refused, and nobody has heard of it."""
         self._numbers -= 1
 
-    def advance(self) -> list[SmallCall]:
-        """Take calls in slots as far as they go, as `SmallCalls.advance` does; nothing while there is no room.
+    def publish(self) -> bool:
+        """Write calls to slots, as `SmallCalls.publish` does, and open the room for that; return whether it is open.
 
         Raises:
-            PeerError: There is no memory for its room.
-            Exception: What `SmallCalls.advance` raises; ranks in it are those of the view.
+            PeerError: There is no memory for it.
+            Spoiled: As `SmallCalls.publish` does; the rank in it is that of the view.
         """
         if self._rooms is not None:
             try:
                 if not self._rooms.open(self._room):
-                    return []
+                    return False
             except OSError as error:
                 raise self._short(error) from error
+        try:
+            self.small.publish()
+        except Spoiled as error:
+            raise self.spoiled(error) from error
+        return True
+
+    def advance(self) -> list[SmallCall]:
+        """Take calls in slots as far as they go, as `SmallCalls.advance` does; after `publish`, which
+        has found the room open.
+
+        Raises:
+            Exception: What `SmallCalls.advance` raises; ranks in it are those of the view.
+        """
         try:
             return self.small.advance()
         except Spoiled as error:

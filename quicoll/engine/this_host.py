@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 
 from quicoll.engine.host import MetHost
 from quicoll.engine.looking import offer, processors
+from quicoll.engine.placing import system_processors
 from quicoll.local.layout import MAX_WORLD, SegmentLayout
 from quicoll.local.meeting import MeetingFailed, Met, host_here, listen, meet_all
 from quicoll.local.memory import Segment, SharedMemory
@@ -177,6 +178,8 @@ class _Wakes:
         """
         self.crowded = processors() < len(peers) + 1
         self.thread_in_front = False
+        system = system_processors()
+        self.processor: Callable[[], int] = _anywhere if system is None else system.here
         self._front, self._back = own
         self._peers = dict(peers)
         self._processes = dict(processes)
@@ -262,6 +265,10 @@ class _Wakes:
     def _leave_loop(self, reader: asyncio.AbstractEventLoop) -> None:
         reader.remove_reader(self._front)
         os.close(self._front)
+
+
+def _anywhere() -> int:
+    return 0
 
 
 def _drain(wake: int) -> None:

@@ -8,6 +8,7 @@ has one writer, there is no lock that a dead rank could hold, and whatever a ran
                CONSUMED    calls that have been taken from all slots, after which these may be written again
                STAGE       stages of large calls that are done (large.py)
                WAKE        which of this rank's sleepers are to be woken when a word that they wait for grows
+               PROCESSOR   on which one this rank has called last, where it may be told from others
                ROOMS       rooms that have ever been in use, and then for each whose it is and its turn (rooms.py)
     sums       checksums of what stands in the rings
     slots      SLOTS calls: head, text of the call, counts, payload where it is small
@@ -62,6 +63,7 @@ __all__ = [
     "MAX_WORLD",
     "OWNERS",
     "PARCELS",
+    "PROCESSOR",
     "PUBLISHED",
     "RING",
     "ROOM",
@@ -81,6 +83,7 @@ STAGE: Final = 24
 WAKE: Final = 32
 ENDED: Final = 40  # of a room alone: large calls that have ended
 ROOMS: Final = 48
+PROCESSOR: Final = 56
 OWNERS: Final = 64  # two words for each room: its group, its turn
 
 FRONT: Final = 1  # bits of WAKE: a caller sleeps

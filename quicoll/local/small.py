@@ -187,6 +187,20 @@ class SmallCalls:
         here = [rank for rank in self._peers if self._memory.load(rank, PUBLISHED) > place]
         return sorted([*here, self._rank])
 
+    def publish(self) -> None:
+        """Write what waits to slots, as far as there is room: the first part of `advance`, which follows, for who has
+        others to tell of it before this rank takes anything.
+
+        Raises:
+            Spoiled: As `advance` does.
+        """
+        if self._waiting and self._failure is None:
+            try:
+                self._publish()
+            except Exception as error:
+                self._failure = error
+                raise
+
     def advance(self) -> list[SmallCall]:
         """Take all calls as far as they go.
 

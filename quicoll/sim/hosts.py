@@ -317,6 +317,9 @@ class SimWakes:
     def now_ns(self) -> int:
         return round(self.now() * 1e9)
 
+    def processor(self) -> int:
+        return 0
+
     def offer(self) -> None:
         """There is one thread."""
 

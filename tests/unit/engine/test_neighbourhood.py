@@ -50,6 +50,8 @@ class Wakes:
     def __init__(self, rank: int, marks: dict[tuple[int, bool], bool]) -> None:
         self.rank = rank
         self.marks = marks
+        self.on_processor = rank % 2
+        self.rings: Callable[[int], None] = lambda rank: None
         self.on_back: Callable[[], None] = lambda: None
         self.on_front: Callable[[], None] = lambda: None
 
@@ -59,10 +61,14 @@ class Wakes:
     def now_ns(self) -> int:
         return 0
 
+    def processor(self) -> int:
+        return self.on_processor
+
     def listen(self, on_back: Callable[[], None], on_ended: Callable[[int], None]) -> None:
         self.on_back = on_back
 
     def ring(self, rank: int, *, front: bool) -> None:
+        self.rings(rank)
         self.marks[rank, front] = True
 
     def wait_in(self, loop: Any, on_front: Callable[[], None]) -> bool:
@@ -227,6 +233,31 @@ def test_the_last_two_that_publish_in_one_moment_both_see_that_all_have() -> Non
     first.near._on_back()
     assert first.over == SLOTS + 1
     assert first.results[0, SLOTS] == bytes([0, SLOTS, 1, SLOTS])
+
+
+class Seen(Host):
+    """Every store is seen at once."""
+
+    def step(self, rank: int) -> None:
+        self.drain(rank)
+
+
+def test_who_publishes_last_wakes_those_on_other_processors_first_and_takes_the_results_after_that() -> None:
+    host = Seen(5, 0)
+    marks: dict[tuple[int, bool], bool] = {}
+    ranks = [Rank(SteppedMemory(host, rank), marks) for rank in range(5)]
+    rung: list[tuple[int, int]] = []
+    ranks[4].wakes.rings = lambda rank: rung.append((rank, len(ranks[4].results)))
+    for number, order in enumerate([[1, 3, 0, 2], [1, 3, 0, 2], [1, 2, 3, 0]]):
+        if number == 2:
+            ranks[2].wakes.on_processor = 1  # it was moved
+        for rank in ranks:
+            rank.call(rank.near.row)
+        assert rung == [(rank, number) for rank in order]
+        assert len(ranks[4].results) == number + 1
+        rung.clear()
+        for rank in ranks:
+            rank.near.go_on()
 
 
 def nothing(layout: SegmentLayout, counts: Counts) -> Passage:

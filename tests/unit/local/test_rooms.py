@@ -108,6 +108,8 @@ class Rank:
     def further(self, row: CallRow) -> int:
         """Take a row as far as it goes; return how many of its calls have ended."""
         ended = 0
+        if not row.publish():
+            return 0
         for call in row.advance():
             if call.passage is None:
                 ended += 1
