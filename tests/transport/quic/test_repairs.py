@@ -195,6 +195,52 @@ def test_parity_about_a_stream_that_is_over_or_given_up_is_of_no_use_and_harms_n
     assert plane.code is None
 
 
+@pytest.mark.parametrize("seed", range(30))
+def test_what_came_lately_is_found_as_it_came_in_whatever_pieces_and_order(seed: int) -> None:
+    rng = random.Random(seed)
+    streams = {stream_id: rng.randbytes(4000) for stream_id in (2, 6)}
+    recent = repairs._Recent()
+    here: dict[int, set[int]] = {stream_id: set() for stream_id in streams}
+    for _ in range(300):
+        stream_id = rng.choice([2, 6])
+        if seed % 2 and rng.random() < 0.05:
+            stop = rng.randrange(4000)
+            recent.forget(stream_id, stop)
+            here[stream_id] -= set(range(stop))
+        start, size = rng.randrange(3900), rng.choice([1, 20, 100, 640])
+        rows = size == 640 and start <= 3360
+        data = streams[stream_id][start : start + size]
+        table = np.zeros((8, 100), np.uint8)
+        if rows:
+            table[:, 7:87] = np.frombuffer(data, np.uint8).reshape(8, 80)
+        recent.put(stream_id, start, table[:, 7:87] if rows else memoryview(data), len(data))
+        here[stream_id] |= set(range(start, start + len(data)))
+        for _ in range(4):
+            low = rng.randrange(3900)
+            high = rng.randrange(low + 1, min(low + 800, 4000) + 1)
+            found = recent.find(stream_id, low, high)
+            is_here = here[stream_id] >= set(range(low, high))
+            assert found == (streams[stream_id][low:high] if is_here and (found or not seed % 2) else None)
+    for stream_id in streams:
+        recent.forget(stream_id, 4000)
+    assert recent.nbytes == 0
+
+
+def test_of_one_stream_the_latest_half_is_kept_where_more_came_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repairs, "_MOST_RECENT", 64 << 10)
+    recent = repairs._Recent()
+    data = random.Random(5).randbytes(200 << 10)
+    recent.put(6, 0, memoryview(data[:1000]), 1000)
+    for start in range(0, len(data), 1000):
+        recent.put(2, start, memoryview(data[start : start + 1000]), len(data[start : start + 1000]))
+        assert recent.nbytes <= 64 << 10
+        stop = min(start + 1000, len(data))
+        low = max(0, stop - (24 << 10))
+        assert recent.find(2, low, stop) == data[low:stop]
+    assert recent.find(6, 0, 1000) is None
+    assert recent.find(2, 0, 1000) is None
+
+
 def test_what_a_peer_can_make_us_keep_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repairs, "_MOST_RECENT", 256 << 10)
     monkeypatch.setattr(repairs, "_MOST_ROWS", 64 << 10)

@@ -26,6 +26,7 @@ use. What is made from wrong rows is wrong, and found out by the message's check
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -46,38 +47,78 @@ __all__ = ["LEAST_KEPT_NS", "Repairs"]
 LEAST_KEPT_NS = 4_000_000
 
 _MOST_RECENT = 6 << 20
-_MOST_GAP = 256 << 10  # that is filled for what may yet come in between
+_PIECE_COST, _STREAM_COST = 128, 640  # bytes of memory beside those that came
 _MOST_ROWS = 1 << 20
 _SETS = 8
 _OVER = 64  # sets that are over and remembered as such
 
 
 class _Kept:
-    """Bytes of one stream that came lately: from `base` on, as far as `have` says."""
+    """Bytes of one stream that came lately, as the pieces in which they came, by their places; they may overlap.
 
-    __slots__ = ("base", "data", "have")
+    nbytes: of memory. Nothing below `_base` is kept any more.
+    """
 
-    def __init__(self, base: int) -> None:
-        self.base, self.data, self.have = base, bytearray(), Ranges()
+    __slots__ = ("_base", "_have", "_longest", "_pieces", "_starts", "nbytes")
+
+    def __init__(self) -> None:
+        self.nbytes = _STREAM_COST
+        self._have = Ranges()
+        self._base = self._longest = 0
+        self._starts: list[int] = []
+        self._pieces: list[bytes] = []
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._pieces
 
     def put(self, offset: int, data: memoryview | Rows, size: int) -> None:
-        if offset < self.base:
+        if offset < self._base:
             return
-        at = offset - self.base
-        end = at + size
-        if end > len(self.data):
-            self.data.extend(bytes(end - len(self.data)))
-        if isinstance(data, memoryview):
-            self.data[at:end] = data
-        else:
-            np.frombuffer(self.data, np.uint8)[at:end].reshape(data.shape)[:] = data
-        self.have.add(offset, offset + size)
+        at = len(self._starts)
+        if at and offset < self._starts[-1]:
+            at = bisect_right(self._starts, offset)
+        self._starts.insert(at, offset)
+        self._pieces.insert(at, data.tobytes())
+        self._longest = max(self._longest, size)
+        self._have.add(offset, offset + size)
+        self.nbytes += size + _PIECE_COST
 
-    def trim(self, surplus: int) -> None:
-        """Forget the first bytes."""
-        del self.data[:surplus]
-        self.have.subtract(self.base, self.base + surplus)
-        self.base += surplus
+    def find(self, start: int, stop: int) -> bytes | None:
+        """Return bytes; None where they are not all here."""
+        if not self._have.covers(start, stop):
+            return None
+        found = bytearray(stop - start)
+        for i in range(bisect_left(self._starts, start - self._longest), bisect_left(self._starts, stop)):
+            at, piece = self._starts[i], self._pieces[i]
+            low, high = max(at, start), min(at + len(piece), stop)
+            if low < high:
+                found[low - start : high - start] = piece[low - at : high - at]
+        return bytes(found)
+
+    def forget(self, stop: int) -> None:
+        """Forget what is below `stop`: pieces that end there or before."""
+        gone = 0
+        for start, piece in zip(self._starts, self._pieces, strict=True):
+            if start + len(piece) > stop:
+                break
+            gone += 1
+        self._drop(gone)
+        self._base = max(self._base, stop)
+        self._have.subtract(0, stop)
+
+    def shrink(self, nbytes: int) -> None:
+        """Forget the first pieces until so much memory is taken at most."""
+        gone, left = 0, self.nbytes
+        while left > nbytes and gone < len(self._pieces):
+            left -= len(self._pieces[gone]) + _PIECE_COST
+            gone += 1
+        if gone:
+            self.forget(self._starts[gone] if gone < len(self._starts) else self._have.last[1])
+
+    def _drop(self, gone: int) -> None:
+        self.nbytes -= sum(map(len, self._pieces[:gone])) + gone * _PIECE_COST
+        del self._starts[:gone], self._pieces[:gone]
 
 
 class _Recent:
@@ -89,43 +130,36 @@ class _Recent:
 
     def put(self, stream_id: int, offset: int, data: memoryview | Rows, size: int) -> None:
         kept = self._streams.pop(stream_id, None)
-        if kept is not None and offset > kept.base + len(kept.data) + _MOST_GAP:
-            self.nbytes -= len(kept.data)
-            kept = None
         if kept is None:
-            kept = _Kept(offset)
-        before = len(kept.data)
+            kept = _Kept()
+        else:
+            self.nbytes -= kept.nbytes
         kept.put(offset, data, size)
         self._streams[stream_id] = kept
-        self.nbytes += len(kept.data) - before
+        self.nbytes += kept.nbytes
         while self.nbytes > _MOST_RECENT:
             oldest = next(iter(self._streams))
-            surplus = len(self._streams[oldest].data)
             if self._streams[oldest] is kept:
-                surplus = min(surplus, max(self.nbytes - _MOST_RECENT // 2, 1))
-                kept.trim(surplus)
-                self.nbytes -= surplus
+                kept.shrink(_MOST_RECENT // 2)
+                self.nbytes = kept.nbytes
                 return
-            del self._streams[oldest]
-            self.nbytes -= surplus
+            self.nbytes -= self._streams.pop(oldest).nbytes
 
     def find(self, stream_id: int, start: int, stop: int) -> bytes | None:
         """Return bytes of a stream; None where they are not all here."""
         kept = self._streams.get(stream_id)
-        if kept is None or not kept.have.covers(start, stop):
-            return None
-        return bytes(kept.data[start - kept.base : stop - kept.base])
+        return None if kept is None else kept.find(start, stop)
 
     def forget(self, stream_id: int, stop: int) -> None:
         """Forget what is below `stop` of a stream."""
         kept = self._streams.get(stream_id)
-        if kept is not None and stop > kept.base:
-            if stop - kept.base >= len(kept.data):
+        if kept is not None:
+            self.nbytes -= kept.nbytes
+            kept.forget(stop)
+            if kept.is_empty:
                 del self._streams[stream_id]
-                self.nbytes -= len(kept.data)
             else:
-                self.nbytes -= stop - kept.base
-                kept.trim(stop - kept.base)
+                self.nbytes += kept.nbytes
 
     def clear(self) -> None:
         self._streams.clear()
