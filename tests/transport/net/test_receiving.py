@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import random
 import struct
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from inbox import FAMILIES, Inbox
 
+from quicoll_transport.faults.compose import Faults
+from quicoll_transport.faults.socket import FaultyIO
 from quicoll_transport.net import offload
+from quicoll_transport.net.multihomed import MultihomedIO
 from quicoll_transport.net.offload import Offload
-from quicoll_transport.net.runs import DatagramRun, apart
+from quicoll_transport.net.runs import DatagramRun, apart, joined
 from quicoll_transport.net.udp import UdpSocket
+from quicoll_transport.relay.detour import DetourIO
 
 if TYPE_CHECKING:
     from quicoll_transport.net.addresses import Address
+    from quicoll_transport.net.udp import OnRuns
 
 pytestmark = pytest.mark.loopback
 OpenInbox = Callable[..., Inbox]
@@ -152,6 +158,127 @@ def test_empty_datagrams_are_passed_over_and_do_not_hold_the_loop(monkeypatch: p
     opened._readable()
     opened._readable()
     assert drained(opened) == [[(b"a", A), (b"b", A)]]
+
+
+class Clockwork:
+    """A loop without time: who watches, and what is due."""
+
+    def __init__(self) -> None:
+        self.watched = True
+        self.due: list[tuple[float, Callable[[], None]]] = []
+
+    def add_reader(self, descriptor: int, read: Callable[[], None]) -> None:
+        assert not self.watched
+        self.watched = True
+
+    def remove_reader(self, descriptor: int) -> None:
+        self.watched = False
+
+    def remove_writer(self, descriptor: int) -> None:
+        """Nobody writes."""
+
+    def call_later(self, seconds: float, what: Callable[[], None]) -> Clockwork:
+        self.due.append((seconds, what))
+        return self
+
+    def cancel(self) -> None:
+        self.due.clear()
+
+
+def patient(monkeypatch: pytest.MonkeyPatch, script: list[tuple[bytes, int, Address] | int]) -> UdpSocket:
+    opened = reading(monkeypatch, script, together=True)
+    opened._loop = Clockwork()
+    return opened
+
+
+def test_what_comes_next_waits_as_long_as_who_was_given_the_last_says_and_is_given_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opened = patient(monkeypatch, [(b"a", 1, A)])
+    source, loop = opened._socket, opened._loop
+    given: list[list[bytes]] = []
+    patience: list[float | None] = [0.5, 0.25, None]
+
+    def take(runs: list[DatagramRun]) -> float | None:
+        given.append([data for data, _ in apart(runs)])
+        return patience.pop(0)
+
+    opened._on_runs = take
+    opened._readable()
+    assert not loop.watched
+    for seconds, come in ((0.5, [(b"b", 1, A), (b"c", 1, B), (b"d", 1, A)]), (0.25, [(b"e", 1, A)])):
+        assert [each for each, _ in loop.due] == [seconds]
+        assert not loop.watched
+        source.pieces += come
+        loop.due.pop()[1]()
+    assert loop.watched
+    assert not loop.due
+    assert given == [[b"a"], [b"b", b"d", b"c"], [b"e"]]
+
+
+def test_a_pause_ends_where_nothing_has_come_or_what_was_given_could_not_be_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opened = patient(monkeypatch, [(b"a", 1, A)])
+    loop = opened._loop
+    opened._on_runs = lambda runs: 0.5
+    opened._readable()
+    loop.due.pop()[1]()  # nothing
+    assert loop.watched
+
+    def fail(runs: list[DatagramRun]) -> float:
+        raise RuntimeError("told to fail")
+
+    opened._socket.pieces.append((b"b", 1, A))
+    opened._readable()
+    assert not loop.watched
+    opened._on_runs = fail
+    opened._socket.pieces.append((b"c", 1, A))
+    with pytest.raises(RuntimeError):
+        loop.due.pop()[1]()
+    assert loop.watched
+
+
+async def test_a_socket_that_is_closed_while_it_pauses_or_by_whom_it_gives_to_is_left_alone(
+    open_inbox: OpenInbox,
+) -> None:
+    sender = open_inbox("127.0.0.1")
+    for within in (True, False):
+        target = open_inbox("127.0.0.1")
+        got = asyncio.Event()
+
+        def take(
+            runs: list[DatagramRun], target: Inbox = target, got: asyncio.Event = got, within: bool = within
+        ) -> float:
+            got.set()
+            if within:
+                target.socket.close()
+            return 0.01
+
+        target.socket._on_runs = take
+        sender.send((b"a", target.address))
+        await got.wait()
+        target.socket.close()
+        await asyncio.sleep(0.05)  # beyond the pause
+        assert target.socket._pause is None
+
+
+@pytest.mark.parametrize("wrapped", ["faults", "detour", "multihomed"])
+def test_what_lies_between_a_socket_and_its_endpoint_passes_on_what_that_says(wrapped: str) -> None:
+    class Inner:
+        local_address = A
+
+        def start(self, on_runs: OnRuns, on_unreachable: object) -> None:
+            self.on_runs = on_runs
+
+    inner: Any = Inner()
+    outer = {
+        "faults": lambda: FaultyIO(inner, Faults(random.Random(1)), loop=None),
+        "detour": lambda: DetourIO(inner, loop=None),
+        "multihomed": lambda: MultihomedIO([inner]),
+    }[wrapped]()
+    outer.start(lambda runs: 0.125, lambda *_: None)
+    assert inner.on_runs(joined([(b"a", B)])) == 0.125
 
 
 def test_an_error_that_no_queue_explains_ends_the_wake_up_and_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

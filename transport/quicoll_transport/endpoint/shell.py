@@ -479,9 +479,9 @@ class Endpoint:
             self._hear()
         self._flush()
 
-    def _on_runs(self, runs: list[DatagramRun]) -> None:
+    def _on_runs(self, runs: list[DatagramRun]) -> float | None:
         if self._closed:
-            return
+            return None
         self._inside, self._asked = True, False
         try:
             self._core.receive(runs, self.now_ns())
@@ -490,6 +490,7 @@ class Endpoint:
         if self.heard is not None and not self._asked:
             self._safely(self.heard)
         self._flush()
+        return self._core.patience_ns / 1e9
 
     def _on_unreachable(self, address: Address, trouble: Trouble) -> None:
         if trouble.limit:

@@ -89,13 +89,13 @@ class FaultyIO:
             return
         self._pass(runs, outgoing=True)
 
-    def _received(self, runs: list[DatagramRun]) -> None:
+    def _received(self, runs: list[DatagramRun]) -> float | None:
         if self._closed:
-            return
+            return None
         if not self._faults.rules and not self._queues[False]:
-            self._deliver(runs, outgoing=False)
-            return
+            return self._deliver(runs, outgoing=False)
         self._pass(runs, outgoing=False)
+        return None
 
     def _now_ns(self) -> int:
         return round(self._loop.time() * 1e9)
@@ -162,10 +162,11 @@ class FaultyIO:
             self._deliver_due(now_ns, outgoing=outgoing)
         self._arm()
 
-    def _deliver(self, runs: list[DatagramRun], *, outgoing: bool) -> None:
+    def _deliver(self, runs: list[DatagramRun], *, outgoing: bool) -> float | None:
         if self._closed:
-            return
+            return None
         if outgoing:
             self._inner.send(runs)
         elif self._on_runs is not None:
-            self._on_runs(runs)
+            return self._on_runs(runs)
+        return None

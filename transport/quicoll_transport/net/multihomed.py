@@ -132,12 +132,11 @@ class MultihomedIO:
         return number
 
     def _hearing(self, number: int) -> OnRuns:
-        def received(runs: list[DatagramRun]) -> None:
+        def received(runs: list[DatagramRun]) -> float | None:
             for run in runs:
                 if self._heard.get(run.address) != number:
                     _note(self._heard, run.address, number, _HEARD)
-            if self._on_runs is not None:
-                self._on_runs(runs)
+            return None if self._on_runs is None else self._on_runs(runs)
 
         return received
 

@@ -15,6 +15,14 @@ A run on its way out. `_gone` counts its datagrams that are dealt with: sent, or
                             error was EIO or EINVAL, it was the batching that failed, and this socket batches no more.
                             Of one datagram: it is lost, and its destination is in trouble
 
+What arrives may wait for more. Where datagrams come one after the other for a while, each wake-up costs more than the
+datagrams that it brings. So who is given runs says for how long the next ones may lie (`OnRuns`), and until then nobody
+looks at the socket:
+
+    waked      the loop watches the socket, and reads it as soon as it has something
+    paused     it does not; a timer reads what has come meanwhile, together. It is paused again, or waked, as who was
+               given that says; waked where there was nothing, or where that raised
+
 So nothing inside a run is lost, doubled or overtaken because the socket was full. The backlog is bounded in bytes;
 what it cannot hold is lost, which QUIC repairs.
 
@@ -65,15 +73,16 @@ _AGAIN = 0.001  # seconds until a send is tried again after ENOBUFS, which no ev
 _MSG_ERRQUEUE = 0x2000
 
 
-OnRuns = Callable[[list[DatagramRun]], None]
+OnRuns = Callable[[list[DatagramRun]], float | None]
 OnUnreachable = Callable[[Address, Trouble], None]
 
 
 class DatagramIO(Protocol):
     """A network, as an endpoint needs it. Every method is called on the endpoint's loop; addresses are canonical.
 
-    start: on_runs gets what has arrived, that of each sender in its order; on_unreachable is never called from within
-    `send`. Memory of runs, both ways: see runs.py. close: nothing is called any more, sending does nothing.
+    start: on_runs gets what has arrived, that of each sender in its order, and returns for how many seconds what comes
+    next may wait for more, at most; None: not at all. on_unreachable is never called from within `send`. Memory of
+    runs, both ways: see runs.py. close: nothing is called any more, sending does nothing.
     resolve: the addresses of a host, of the families that can be reached from here, in the resolver's order; raises
     AddressError. It may take long, and can be cancelled.
     """
@@ -106,6 +115,7 @@ class UdpSocket:
         self._on_runs: OnRuns | None = None
         self._on_unreachable: OnUnreachable | None = None
         self._again: asyncio.TimerHandle | None = None
+        self._pause: asyncio.TimerHandle | None = None  # its end, while the loop does not watch the socket
         self._troubles: dict[Address, Trouble] = {}
         self._telling: asyncio.Handle | None = None
         self._canonical: dict[Address, Address] = {}
@@ -145,10 +155,10 @@ class UdpSocket:
             self._loop.remove_reader(self._socket.fileno())
             self._loop.remove_writer(self._socket.fileno())
             self._socket.close()
-        for handle in (self._again, self._telling):
+        for handle in (self._again, self._telling, self._pause):
             if handle is not None:
                 handle.cancel()
-        self._again = self._telling = None
+        self._again = self._telling = self._pause = None
         self._on_runs = self._on_unreachable = None
         self._backlog.clear()
         self._backlog_bytes = 0
@@ -157,9 +167,24 @@ class UdpSocket:
     # -- receiving -----------------------------------------------------------------------------------------------
 
     def _readable(self) -> None:
-        runs = self._take()
-        if runs and self._on_runs is not None:
-            self._on_runs(runs)
+        patience: float | None = None
+        try:
+            runs = self._take()
+            if runs and self._on_runs is not None:
+                patience = self._on_runs(runs)
+        finally:
+            if self._on_runs is not None:  # not closed in there
+                self._watch(patience)
+
+    def _watch(self, patience: float | None) -> None:
+        """Pause for so long, or have the loop watch the socket."""
+        if patience:
+            if self._pause is None:
+                self._loop.remove_reader(self._socket.fileno())
+            self._pause = self._loop.call_later(patience, self._readable)
+        elif self._pause is not None:
+            self._pause = None
+            self._loop.add_reader(self._socket.fileno(), self._readable)
 
     def _take(self) -> list[DatagramRun]:
         """Read what there is, within the bounds; it stays in the slab until the next call."""

@@ -106,11 +106,10 @@ class DetourIO:
 
     # -- receiving -----------------------------------------------------------------------------------------------
 
-    def _received(self, runs: list[DatagramRun]) -> None:
+    def _received(self, runs: list[DatagramRun]) -> float | None:
         if self._ways:
             runs = self._unpacked(runs)
-        if runs and self._on_runs is not None:
-            self._on_runs(runs)
+        return self._on_runs(runs) if runs and self._on_runs is not None else None
 
     def _unpacked(self, runs: list[DatagramRun]) -> list[DatagramRun]:
         relays = {relay[:2] for _, relay in self._ways.values()}

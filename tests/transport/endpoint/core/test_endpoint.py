@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any
 
+import core_pair
 import pytest
 from core_pair import CONFIG, MS, CredentialsOf, Pair, S
 from datagrams import one
@@ -68,6 +69,34 @@ def test_nothing_is_sent_before_the_core_is_served(pair: Pair) -> None:
     assert not pair.a.core.actions
     pair.a.act()
     assert pair.under_way
+
+
+@pytest.mark.parametrize(("latency_ms", "patience_ns"), [(1, 0), (3, 0), (4, MS), (40, MS)])
+def test_what_follows_many_datagrams_of_a_long_path_may_wait_a_part_of_its_round_trip(
+    pair: Pair, latency_ms: int, patience_ns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(core_pair, "LATENCY", latency_ms * MS)
+    ours, theirs = pair.up()
+    pair.until(lambda: not pair.under_way)
+    waiting: list[tuple[bytes, Address]] = []
+
+    def taken(source: Address, target: Address, data: bytes) -> bool:
+        waiting.append((data, source))
+        return True
+
+    memory = bytearray(12_000)
+    theirs.link.post(tag(1), memoryview(memory), lambda error: None)
+    pair.taken = taken
+    ours.link.send(tag(1), memoryview(payload(1, 12_000)), lambda error: None)
+    pair.a.core.touch(ours)
+    pair.a.act()
+    assert len(waiting) >= 9
+    pair.b.core.receive(joined(waiting[:8]), pair.now)
+    assert pair.b.core.patience_ns == patience_ns
+    pair.b.core.receive(joined(waiting[8:9]), pair.now)
+    assert pair.b.core.patience_ns == 0
+    pair.b.core.receive(joined([(bytes([0x40]) + bytes(40), ("192.0.2.7", 7))] * 9), pair.now)  # of no connection
+    assert pair.b.core.patience_ns == 0
 
 
 # -- both sides dial -------------------------------------------------------------------------------------------------

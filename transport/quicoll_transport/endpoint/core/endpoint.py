@@ -23,7 +23,7 @@ own code raises over one link ends that link only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from quicoll_transport.carrier import (
@@ -72,6 +72,9 @@ __all__ = ["EndpointCore"]
 
 _KNOCK = b"\x00"
 _MAX_VIOLATIONS = 8  # connections that a peer may spoil before its link is given up
+_MANY = 8  # datagrams at once: they come one after the other for a while
+_PATIENCE_NS = 1_000_000  # then as many again come meanwhile; two milliseconds took longer than none
+_PATIENCE_PART = 8  # of the round trip, at most: acknowledgements and answers wait for as long
 
 
 class EndpointCore:
@@ -86,6 +89,7 @@ class EndpointCore:
 
     actions: what is to be done, the oldest first; who does it takes it out.
     waiting: peers that were touched since they were last served.
+    patience_ns: for how long what arrives next may wait for more, by what arrived last.
     peers: the living ones. connections: all; traffic: runs them. closed_connections: what is left.
     """
 
@@ -123,6 +127,7 @@ class EndpointCore:
         self._failover = Failover(self.connections, scope_of=scope_of)
         self._actions = Actions(observed=observed)
         self.actions = self._actions.queue
+        self.patience_ns = 0
         self.traffic = Traffic(
             table=self.connections,
             closed=self.closed_connections,
@@ -279,7 +284,9 @@ class EndpointCore:
             return
         self._actions.now_ns = now_ns
         touched: dict[Connection, None] = {}
+        many = 0
         for run in runs:
+            many += len(run)
             for cid, part in self._listener.destinations(run):
                 if cid is None:
                     continue
@@ -291,6 +298,7 @@ class EndpointCore:
         for connection in touched:
             self._process(connection, now_ns)
             self._stirred(connection)
+        self.patience_ns = _patience_ns(touched) if many >= _MANY else 0
 
     def _stirred(self, connection: Connection) -> None:
         """See that what a connection has to send goes out, and that its link's wishes are looked at."""
@@ -655,3 +663,14 @@ class EndpointCore:
         peer.link.disconnected()
         self._dialler.postpone(peer, self._actions.now_ns)
         self.touch(peer)
+
+
+def _patience_ns(connections: Iterable[Connection]) -> int:
+    """Return how long what comes next may wait for more, where many datagrams of these have come at once."""
+    patience_ns = 0
+    for connection in connections:
+        rtt_ns = connection.carrier.path_stats().min_rtt_ns
+        if rtt_ns is None or rtt_ns < _PATIENCE_PART * _PATIENCE_NS:
+            return 0
+        patience_ns = _PATIENCE_NS
+    return patience_ns
