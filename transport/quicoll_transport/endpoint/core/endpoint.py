@@ -73,8 +73,8 @@ __all__ = ["EndpointCore"]
 _KNOCK = b"\x00"
 _MAX_VIOLATIONS = 8  # connections that a peer may spoil before its link is given up
 _MANY = 8  # datagrams at once: they come one after the other for a while
-_PATIENCE_NS = 1_000_000  # then as many again come meanwhile; two milliseconds took longer than none
-_PATIENCE_PART = 8  # of the round trip, at most: acknowledgements and answers wait for as long
+_PATIENCE_NS = 1_000_000
+_PATIENCE_PART = 20  # of the round trip, at most: acknowledgements and answers wait for as long
 
 
 class EndpointCore:
