@@ -466,18 +466,17 @@ class Neighbourhood:
                 pass
 
     def _advanced(self, row: CallRow) -> bool:
-        """Look once how far the calls of a row go. Return whether to look again: this rank was the last to publish, and
-        what the others had published was perhaps seen behind the fence only."""
+        """Look once how far the calls of a row go. Return whether to look again: calls wait for a slot, and some were
+        taken."""
         small, group = row.small, row.group
-        published, consumed = small.published, small.consumed
-        last = False
+        told, consumed = small.published, small.consumed
         try:
             if not row.publish():
                 return False
-            if small.published != published:
-                self._wake(row, PUBLISHED, published)  # first: the others take it while this rank does
-                published = small.published
-            for each in row.advance():
+            if small.published != told:
+                self._wake(row, PUBLISHED, told)  # before `take`: the others take theirs meanwhile
+                told = small.published
+            for each in row.take():
                 call = self._calls.get((group, each.number))
                 if call is None:  # it was cancelled
                     continue
@@ -505,11 +504,11 @@ class Neighbourhood:
             self._fail_soon(LocalError(text, usable=False), row)
             raise
         finally:
-            if small.published != published:
-                last = self._wake(row, PUBLISHED, published)
+            if small.published != told:
+                self._wake(row, PUBLISHED, told)
             if small.consumed != consumed:
                 self._wake(row, CONSUMED, consumed)
-        return last and small.consumed < small.published and not self._broken
+        return small.waiting and small.consumed != consumed and not self._broken
 
     def _leave(self, call: NearCall) -> bool:
         """Take a call out of those under way; return whether it was one. Under the lock."""
@@ -545,10 +544,8 @@ class Neighbourhood:
             first = next((call for call in self._calls.values() if call.row is row and not call.small.done), None)
             self._overseer.near_failed(first, error)
 
-    def _wake(self, row: CallRow, word: int, before: int) -> bool:
+    def _wake(self, row: CallRow, word: int, before: int) -> None:
         """A word of ours in a row has grown from `before`: wake who sleeps, if it was the last one that was waited for.
-
-        Return whether it was.
 
         Those whose caller is on another processor first: who is woken on this one mostly has it at once, and the others
         would be woken when it is given up again, while theirs idle.
@@ -561,7 +558,7 @@ class Neighbourhood:
         if word != CONSUMED:
             for rank in row.others:
                 if row.load(rank, word) <= before:
-                    return False
+                    return
             if self._orders:
                 here = self._processor
                 peers = sorted(peers, key=lambda rank: memory.load(rank, PROCESSOR) == here)
@@ -573,7 +570,6 @@ class Neighbourhood:
                 self._wakes.ring(rank, front=True)
             if bits & BACK:
                 self._wakes.ring(rank, front=False)
-        return True
 
     def _tell_wakes(self) -> None:
         """Tell the others who is to be woken. Under the lock; who waits looks once more after it."""

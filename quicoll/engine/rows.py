@@ -212,15 +212,14 @@ class CallRow:
             raise self.spoiled(error) from error
         return True
 
-    def advance(self) -> list[SmallCall]:
-        """Take calls in slots as far as they go, as `SmallCalls.advance` does; after `publish`, which
-        has found the room open.
+    def take(self) -> list[SmallCall]:
+        """Take calls that all have published, as `SmallCalls.take` does. `publish` has found the room open before.
 
         Raises:
-            Exception: What `SmallCalls.advance` raises; ranks in it are those of the view.
+            Exception: What `SmallCalls.take` raises; ranks in it are those of the view.
         """
         try:
-            return self.small.advance()
+            return self.small.take()
         except Spoiled as error:
             raise self.spoiled(error) from error
         except Differing as error:

@@ -1,7 +1,7 @@
 """Calls in slots: every rank writes its call, and what it gives where that fits, where all see it.
 
-A core without input or output: memory goes in (`HostMemory`), and it never waits. Whoever calls `advance` takes all
-calls as far as they go; who does that, on which thread, and when he sleeps, is the shell's business
+A core without input or output: memory goes in (`HostMemory`), and it never waits. Whoever calls `publish` and `take`
+takes all calls as far as they go; who does that, on which thread, and when he sleeps, is the shell's business
 (quicoll.engine.neighbourhood).
 
 The k-th call of a view on this rank, k from 0:
@@ -173,7 +173,7 @@ class SmallCalls:
         self._known: dict[str, tuple[bytes, bytes]] = {}  # texts and digests of signatures
 
     def add(self, call: SmallCall) -> None:
-        """Take the next call; `advance` follows."""
+        """Take the next call; `publish` follows."""
         self._waiting.append(call)
 
     @property
@@ -188,11 +188,10 @@ class SmallCalls:
         return sorted([*here, self._rank])
 
     def publish(self) -> None:
-        """Write what waits to slots, as far as there is room: the first part of `advance`, which follows, for who has
-        others to tell of it before this rank takes anything.
+        """Write what waits to slots, as far as there is room. `take` follows.
 
         Raises:
-            Spoiled: As `advance` does.
+            Spoiled: A peer's words are not what they can be.
         """
         if self._waiting and self._failure is None:
             try:
@@ -201,8 +200,11 @@ class SmallCalls:
                 self._failure = error
                 raise
 
-    def advance(self) -> list[SmallCall]:
-        """Take all calls as far as they go.
+    def take(self) -> list[SmallCall]:
+        """Take all calls that all have published.
+
+        Who is to be woken by whoever publishes last has put a fence between `publish` and this: of two that publish in
+        one moment at least one sees here that both have.
 
         Returns:
             Those that have been taken now.
@@ -216,8 +218,6 @@ class SmallCalls:
         if self._failure is not None:
             raise self._failure
         try:
-            if self._waiting:
-                self._publish()
             while self._flying and self._all_published(self.consumed):
                 call = self._flying[0]
                 self._take(call)
@@ -226,8 +226,6 @@ class SmallCalls:
                 self._memory.store(CONSUMED, self.consumed)
                 call.done = True
                 taken.append(call)
-                if self._waiting:
-                    self._publish()
         except Exception as error:
             self._failure = error
             if not taken:

@@ -10,11 +10,11 @@ from local_mutants import LOCAL_MUTANTS
 from named_tests import Below, run_named
 
 import quicoll.local.small
-from quicoll.engine.neighbourhood import Neighbourhood
 from quicoll.engine.rows import CallRow
 from quicoll.local.layout import PUBLISHED
 
 if TYPE_CHECKING:
+    from quicoll.local.small import SmallCall
     from quicoll.sim.outcome import Outcome
 
 Patch = pytest.MonkeyPatch
@@ -26,8 +26,8 @@ def a_call_is_counted_before_it_is_written(patch: Patch) -> None:
 
     def hasty(self: Any) -> None:
         memory = self._memory
-        if self._waiting and self._has_room(self._published):
-            memory.store(PUBLISHED, self._published + 1)
+        if self._waiting and self._has_room(self.published):
+            memory.store(PUBLISHED, self.published + 1)
         publish(self)
 
     patch.setattr(quicoll.local.small.SmallCalls, "_publish", hasty)
@@ -37,14 +37,22 @@ def a_room_changes_hands_before_the_others_are_through(patch: Patch) -> None:
     patch.setattr(CallRow, "_at_rest", lambda self: not self.under_way)
 
 
-def who_publishes_last_does_not_look_again(patch: Patch) -> None:
-    advanced = Neighbourhood._advanced
+def who_publishes_looks_at_the_others_before_the_fence(patch: Patch) -> None:
+    take, publish = CallRow.take, CallRow.publish
+    seen: list[SmallCall] = []
 
-    def once(self: Neighbourhood, row: CallRow) -> bool:
-        advanced(self, row)
-        return False
+    def hasty(self: CallRow) -> bool:
+        is_open = publish(self)
+        if is_open:
+            seen.extend(take(self))
+        return is_open
 
-    patch.setattr(Neighbourhood, "_advanced", once)
+    def late(self: CallRow) -> list[SmallCall]:
+        found, seen[:] = list(seen), []
+        return found
+
+    patch.setattr(CallRow, "publish", hasty)
+    patch.setattr(CallRow, "take", late)
 
 
 BELOW = (
@@ -54,7 +62,7 @@ BELOW = (
         "test_a_room_that_a_late_rank_still_reads_is_not_given_away",
     ),
     Below(
-        who_publishes_last_does_not_look_again,
+        who_publishes_looks_at_the_others_before_the_fence,
         "unit/engine/test_neighbourhood.py",
         "test_the_last_two_that_publish_in_one_moment_both_see_that_all_have",
     ),

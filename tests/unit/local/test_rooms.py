@@ -110,7 +110,7 @@ class Rank:
         ended = 0
         if not row.publish():
             return 0
-        for call in row.advance():
+        for call in row.take():
             if call.passage is None:
                 ended += 1
             else:

@@ -67,7 +67,12 @@ class Rank:
             if issued < CALLS and issued - len(self.results) < self.ahead:
                 self.small.add(self.call(issued))
                 issued += 1
-            idle = 0 if self.small.advance() else idle + 1
+            idle = 0 if advanced(self.small) else idle + 1
+
+
+def advanced(small: SmallCalls) -> list[SmallCall]:
+    small.publish()
+    return small.take()
 
 
 def expected(world: int, number: int) -> tuple[list[bytes], list[tuple[int, ...]]]:
@@ -147,7 +152,7 @@ def test_ranks_whose_calls_have_other_numbers_have_not_called_the_same() -> None
         rank = Rank(memory)
         rank.small.add(rank.call(memory.rank))
         for _ in range(1000):
-            rank.small.advance()
+            advanced(rank.small)
 
     host.run(work)
     assert all(isinstance(host.ended[rank], Differing) for rank in range(2))
@@ -168,8 +173,8 @@ def quiet_pair() -> tuple[Quiet, Rank, Rank]:
     return host, Rank(SteppedMemory(host, 0)), Rank(SteppedMemory(host, 1))
 
 
-def advanced(host: Quiet, rank: Rank) -> list[SmallCall]:
-    taken = rank.small.advance()
+def quietly(host: Quiet, rank: Rank) -> list[SmallCall]:
+    taken = advanced(rank.small)
     host.drain(rank.memory.rank)
     return taken
 
@@ -178,31 +183,31 @@ def test_a_rank_is_ahead_by_as_many_calls_as_there_are_slots_and_goes_on_when_th
     host, one, other = quiet_pair()
     for number in range(SLOTS + 2):
         one.small.add(one.call(number))
-    assert advanced(host, one) == []
+    assert quietly(host, one) == []
     assert one.small.published == SLOTS
     assert one.small.waiting
     for number in range(SLOTS + 2):
         other.small.add(other.call(number))
-    assert [call.number for call in advanced(host, other)] == list(range(SLOTS))
-    assert [call.number for call in advanced(host, one)] == list(range(SLOTS))
+    assert [call.number for call in quietly(host, other)] == list(range(SLOTS))
+    assert [call.number for call in quietly(host, one)] == list(range(SLOTS))
     assert not one.small.waiting
-    assert [call.number for call in advanced(host, other)] == [SLOTS, SLOTS + 1]
-    assert [call.number for call in advanced(host, one)] == [SLOTS, SLOTS + 1]
+    assert [call.number for call in quietly(host, other)] == [SLOTS, SLOTS + 1]
+    assert [call.number for call in quietly(host, one)] == [SLOTS, SLOTS + 1]
 
 
 def test_payloads_that_differ_from_their_checksum_are_not_used() -> None:
     host, one, other = quiet_pair()
     for rank in (one, other):
         rank.small.add(rank.call(3))
-    advanced(host, other)
+    quietly(host, other)
     host.spoil(1, host.layout.payload(0), b"\xff")
     with pytest.raises(Spoiled) as caught:
-        advanced(host, one)
+        quietly(host, one)
     assert caught.value.rank == 1
     assert caught.value.bits
     assert one.results == {}
     with pytest.raises(Spoiled):  # nothing goes on after a failure
-        advanced(host, one)
+        quietly(host, one)
     assert one.small.consumed == 0
 
 
@@ -212,7 +217,7 @@ def test_a_peer_that_counts_more_calls_than_it_can_have_made_is_found_out(count:
     one.small.add(one.call(0))
     host.spoil(1, 8 * PUBLISHED, count.to_bytes(8, "little"))
     with pytest.raises(Spoiled) as caught:
-        advanced(host, one)
+        quietly(host, one)
     assert not caught.value.bits
     assert one.results == {}
 
@@ -223,7 +228,7 @@ def test_a_peer_that_has_taken_more_calls_than_there_were_is_found_out() -> None
     for number in range(SLOTS + 1):
         one.small.add(one.call(number))
     with pytest.raises(Spoiled, match="has taken 23 of 16 calls"):
-        advanced(host, one)
+        quietly(host, one)
 
 
 def test_a_count_without_a_call_behind_it_gives_no_result() -> None:
@@ -232,7 +237,7 @@ def test_a_count_without_a_call_behind_it_gives_no_result() -> None:
         one.small.add(one.call(number))
     host.spoil(1, 8 * PUBLISHED, (2).to_bytes(8, "little"))
     with pytest.raises(Differing):  # place 0 has a head of zeros: another digest
-        advanced(host, one)
+        quietly(host, one)
     assert one.results == {}
 
 
@@ -242,10 +247,10 @@ def test_the_length_of_a_text_that_a_peer_names_is_bounded_before_anything_is_re
     one.small.add(one.call(0))
     other.signature = "max"
     other.small.add(other.call(0))
-    advanced(host, other)
+    quietly(host, other)
     host.spoil(1, host.layout.slot(0) + 48, size.to_bytes(8, "little"))  # of its text
     with pytest.raises(Differing) as caught:
-        advanced(host, one)
+        quietly(host, one)
     assert caught.value.called[1][1].startswith("max")
     assert len(caught.value.called[1][1]) <= 4096
 
@@ -257,10 +262,10 @@ def test_what_has_been_taken_before_a_failure_is_returned_before_it_is_raised() 
     other.signature = "max"
     for rank in (one, other):
         rank.small.add(rank.call(1))
-    advanced(host, other)
-    assert [call.number for call in advanced(host, one)] == [0]
+    quietly(host, other)
+    assert [call.number for call in quietly(host, one)] == [0]
     with pytest.raises(Differing):
-        advanced(host, one)
+        quietly(host, one)
     assert list(one.results) == [0]
 
 
@@ -269,10 +274,10 @@ def test_counts_and_sizes_that_cannot_be_are_found_out_before_anything_is_read(a
     host, one, other = quiet_pair()
     for rank in (one, other):
         rank.small.add(rank.call(0))
-    advanced(host, other)
+    quietly(host, other)
     host.spoil(1, host.layout.slot(0) + at, number.to_bytes(8, "little"))
     with pytest.raises(Spoiled, match="gives") as caught:
-        advanced(host, one)
+        quietly(host, one)
     assert caught.value.rank == 1
     assert not caught.value.bits
     assert one.results == {}
@@ -283,10 +288,10 @@ def test_counts_that_differ_from_their_checksum_are_not_used(at: int) -> None:
     host, one, other = quiet_pair()
     for rank in (one, other):
         rank.small.add(rank.call(1))
-    advanced(host, other)
+    quietly(host, other)
     host.spoil(1, host.layout.payload(0) + at, b"\xfe")
     with pytest.raises(Spoiled, match="checksum") as caught:
-        advanced(host, one)
+        quietly(host, one)
     assert caught.value.bits
     assert one.results == {}
 
@@ -314,7 +319,7 @@ def test_where_the_payload_of_one_rank_does_not_fit_all_take_the_way_of_large_on
         )
         rank.small.add(rank.call(2))
     for rank in (other, one, other):
-        advanced(host, rank)
+        quietly(host, rank)
     sizes = [(SMALL_BYTES + 1,) if rank == large else (5,) for rank in range(2)]
     assert ways == {0: sizes, 1: sizes}
     for rank in (one, other):
@@ -337,10 +342,10 @@ def test_who_uses_nothing_of_the_others_compares_and_reads_no_payload() -> None:
                 reads=rank is other,
             )
         )
-    advanced(host, other)
+    quietly(host, other)
     host.spoil(1, host.layout.payload(0), b"\xff")
-    advanced(host, one)
-    advanced(host, other)
+    quietly(host, one)
+    quietly(host, other)
     assert combined == [(0, 0), (1, 2)]
 
 
