@@ -210,8 +210,9 @@ async def test_a_call_that_nobody_awaits_ends_where_the_others_need_it() -> None
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("stage", ["publish", "take"])
 async def test_a_call_that_a_signal_interrupts_ends_at_once_and_so_do_those_around_it(
-    moment: str, monkeypatch: pytest.MonkeyPatch
+    stage: str, moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not by its deadline, which is far away: nobody has a handle of it, and the others wait for its share."""
     async with cluster(2, local=True, lost_after=20.0, timeout=500.0) as jobs:
@@ -220,7 +221,7 @@ async def test_a_call_that_a_signal_interrupts_ends_at_once_and_so_do_those_arou
         near, hold, futures = context.near(jobs[0].view.view_id), context.runtime.hold, []
         assert near is not None
         small, here = near.row.small, threading.current_thread()
-        advance = small.advance
+        whole = getattr(small, stage)
 
         def held(begun: Any, *, in_loop: bool) -> Any:
             answer = hold(begun, in_loop=in_loop)
@@ -229,21 +230,21 @@ async def test_a_call_that_a_signal_interrupts_ends_at_once_and_so_do_those_arou
 
         def interrupted() -> Any:
             if threading.current_thread() is not here:
-                return advance()
+                return whole()
             if moment == "after":
-                advance()
+                whole()
             raise KeyboardInterrupt
 
         monkeypatch.setattr(context.runtime, "hold", held)
         first = groups[0].all_reduce(np.ones(1))
         peers = [groups[1].all_reduce(np.ones(1)) for _ in range(2)]
         with monkeypatch.context() as patch:
-            patch.setattr(small, "advance", interrupted)
+            patch.setattr(small, stage, interrupted)
             with pytest.raises(KeyboardInterrupt):
                 groups[0].all_reduce(np.ones(1))
         results = await asyncio.gather(first, *peers, return_exceptions=True)
         assert all(isinstance(each, np.ndarray | QuicollError) for each in results), results
-        if moment == "after":
+        if (stage, moment) == ("take", "after"):
             assert isinstance(results[0], np.ndarray)  # which it had before the interruption
         await asyncio.wait(futures)  # all of both ranks', that of the interrupted call too
         assert futures[-1].cancelled()
