@@ -26,12 +26,11 @@ use. What is made from wrong rows is wrong, and found out by the message's check
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from quicoll_transport.link.ranges import Ranges
 from quicoll_transport.quic.control import ControlFrames, Saying
 from quicoll_transport.quic.erasure import MOST_PARITY_ROWS, repair_segments
 from quicoll_transport.quic.frames import FRAME_ENCODING_ERROR, FrameError, ParityFrame, ProtectedFrame, RepairedFrame
@@ -54,17 +53,16 @@ _OVER = 64  # sets that are over and remembered as such
 
 
 class _Kept:
-    """Bytes of one stream that came lately, as the pieces in which they came, by their places; they may overlap.
+    """Bytes of one stream that came lately, as the pieces in which they came: by their places, and none twice.
 
     nbytes: of memory. Nothing below `_base` is kept any more.
     """
 
-    __slots__ = ("_base", "_have", "_longest", "_pieces", "_starts", "nbytes")
+    __slots__ = ("_base", "_pieces", "_starts", "nbytes")
 
     def __init__(self) -> None:
         self.nbytes = _STREAM_COST
-        self._have = Ranges()
-        self._base = self._longest = 0
+        self._base = 0
         self._starts: list[int] = []
         self._pieces: list[bytes] = []
 
@@ -72,40 +70,47 @@ class _Kept:
     def is_empty(self) -> bool:
         return not self._pieces
 
+    def _end(self, i: int) -> int:
+        return self._starts[i] + len(self._pieces[i])
+
     def put(self, offset: int, data: memoryview | Rows, size: int) -> None:
         if offset < self._base:
             return
-        at = len(self._starts)
-        if at and offset < self._starts[-1]:
-            at = bisect_right(self._starts, offset)
-        self._starts.insert(at, offset)
-        self._pieces.insert(at, data.tobytes())
-        self._longest = max(self._longest, size)
-        self._have.add(offset, offset + size)
-        self.nbytes += size + _PIECE_COST
+        starts, stop = self._starts, offset + size
+        i = bisect_right(starts, offset)
+        at = max(offset, self._end(i - 1)) if i else offset
+        whole = b"" if at >= stop else data.tobytes()
+        while at < stop:  # once, but where some of it came before
+            upto = min(stop, starts[i]) if i < len(starts) else stop
+            if at < upto:
+                starts.insert(i, at)
+                self._pieces.insert(i, whole[at - offset : upto - offset])
+                self.nbytes += upto - at + _PIECE_COST
+                i += 1
+            if upto == stop:
+                return
+            at = self._end(i)
+            i += 1
 
     def find(self, start: int, stop: int) -> bytes | None:
         """Return bytes; None where they are not all here."""
-        if not self._have.covers(start, stop):
-            return None
-        found = bytearray(stop - start)
-        for i in range(bisect_left(self._starts, start - self._longest), bisect_left(self._starts, stop)):
-            at, piece = self._starts[i], self._pieces[i]
-            low, high = max(at, start), min(at + len(piece), stop)
-            if low < high:
-                found[low - start : high - start] = piece[low - at : high - at]
+        found = bytearray()
+        i = bisect_right(self._starts, start) - 1
+        at = start
+        while at < stop:
+            if not 0 <= i < len(self._starts) or self._starts[i] > at:
+                return None
+            found += self._pieces[i][at - self._starts[i] : stop - self._starts[i]]
+            at = max(at, self._end(i))
+            i += 1
         return bytes(found)
 
     def forget(self, stop: int) -> None:
         """Forget what is below `stop`: pieces that end there or before."""
         gone = 0
-        for start, piece in zip(self._starts, self._pieces, strict=True):
-            if start + len(piece) > stop:
-                break
+        while gone < len(self._pieces) and self._end(gone) <= stop:
             gone += 1
-        self._drop(gone)
-        self._base = max(self._base, stop)
-        self._have.subtract(0, stop)
+        self._drop(gone, stop)
 
     def shrink(self, nbytes: int) -> None:
         """Forget the first pieces until so much memory is taken at most."""
@@ -113,12 +118,13 @@ class _Kept:
         while left > nbytes and gone < len(self._pieces):
             left -= len(self._pieces[gone]) + _PIECE_COST
             gone += 1
-        if gone:
-            self.forget(self._starts[gone] if gone < len(self._starts) else self._have.last[1])
+        self._drop(gone, self._end(gone - 1) if gone else 0)
 
-    def _drop(self, gone: int) -> None:
+    def _drop(self, gone: int, stop: int) -> None:
+        """Let go of the first pieces, and keep nothing below `stop` any more."""
         self.nbytes -= sum(map(len, self._pieces[:gone])) + gone * _PIECE_COST
         del self._starts[:gone], self._pieces[:gone]
+        self._base = max(self._base, stop)
 
 
 class _Recent:
