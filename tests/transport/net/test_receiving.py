@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import random
 import struct
@@ -71,6 +70,9 @@ class Source:
 
     def fileno(self) -> int:
         return 99
+
+    def close(self) -> None:
+        """It has no memory and no descriptor."""
 
     def recvmsg(self, *arguments: int) -> None:
         raise BlockingIOError
@@ -239,28 +241,23 @@ def test_a_pause_ends_where_nothing_has_come_or_what_was_given_could_not_be_take
     assert loop.watched
 
 
-async def test_a_socket_that_is_closed_while_it_pauses_or_by_whom_it_gives_to_is_left_alone(
-    open_inbox: OpenInbox,
+@pytest.mark.parametrize("within", [True, False])
+def test_a_socket_that_is_closed_while_it_pauses_or_by_whom_it_gives_to_is_left_alone(
+    within: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sender = open_inbox("127.0.0.1")
-    for within in (True, False):
-        target = open_inbox("127.0.0.1")
-        got = asyncio.Event()
+    opened = patient(monkeypatch, [(b"a", 1, A)])
+    loop = opened._loop
 
-        def take(
-            runs: list[DatagramRun], target: Inbox = target, got: asyncio.Event = got, within: bool = within
-        ) -> float:
-            got.set()
-            if within:
-                target.socket.close()
-            return 0.01
+    def take(runs: list[DatagramRun]) -> float:
+        if within:
+            opened.close()
+        return 0.5
 
-        target.socket._on_runs = take
-        sender.send((b"a", target.address))
-        await got.wait()
-        target.socket.close()
-        await asyncio.sleep(0.05)  # beyond the pause
-        assert target.socket._pause is None
+    opened._on_runs = take
+    opened._readable()
+    opened.close()
+    assert not loop.watched
+    assert not loop.due
 
 
 @pytest.mark.parametrize("wrapped", ["faults", "detour", "multihomed"])

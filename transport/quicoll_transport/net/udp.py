@@ -5,6 +5,14 @@ others on the loop have their turn. What one sender has sent in it is a run, wha
 datagrams go and come in one system call where the system can do that (offload.py); elsewhere one by one, and nobody
 above sees the difference.
 
+What arrives may wait for more. Where datagrams come one after the other for a while, each wake-up costs more than the
+datagrams that it brings. So who is given runs says for how long the next ones may lie (`OnRuns`), and until then nobody
+looks at the socket:
+
+    waked      the loop watches the socket, and reads it as soon as it has something
+    paused     it does not; a timer reads what has come meanwhile, together. It is paused again, or waked, as who was
+               given that says; waked where there was nothing, or where that raised
+
 A run on its way out. `_gone` counts its datagrams that are dealt with: sent, or refused by the system for good.
 
     sent                    on to the next piece: 64 datagrams or 65507 bytes at most
@@ -14,14 +22,6 @@ A run on its way out. `_gone` counts its datagrams that are dealt with: sent, or
     any other error         of a piece of several: they go one by one, and each has its own outcome; if they go and the
                             error was EIO or EINVAL, it was the batching that failed, and this socket batches no more.
                             Of one datagram: it is lost, and its destination is in trouble
-
-What arrives may wait for more. Where datagrams come one after the other for a while, each wake-up costs more than the
-datagrams that it brings. So who is given runs says for how long the next ones may lie (`OnRuns`), and until then nobody
-looks at the socket:
-
-    waked      the loop watches the socket, and reads it as soon as it has something
-    paused     it does not; a timer reads what has come meanwhile, together. It is paused again, or waked, as who was
-               given that says; waked where there was nothing, or where that raised
 
 So nothing inside a run is lost, doubled or overtaken because the socket was full. The backlog is bounded in bytes;
 what it cannot hold is lost, which QUIC repairs.
