@@ -196,7 +196,7 @@ class SmallCalls:
         if self._waiting and self._failure is None:
             try:
                 self._publish()
-            except Exception as error:
+            except Exception as error:  # whatever it is, nothing is published or taken any more
                 self._failure = error
                 raise
 
