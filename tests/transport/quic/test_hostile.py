@@ -300,9 +300,9 @@ def test_the_work_for_a_run_is_linear_whatever_is_forged_in_it(every: int, monke
     looked: list[int] = []
     real = receiving.open_run
 
-    def counted(phases: Any, slab: Any, at: int, size: int, count: int, *rest: Any) -> Any:
-        looked.append(count)
-        return real(phases, slab, at, size, count, *rest)
+    def counted(phases: Any, slabs: Any, memory: memoryview, size: int, *rest: Any) -> Any:
+        looked.append(len(memory) // size)
+        return real(phases, slabs, memory, size, *rest)
 
     monkeypatch.setattr(receiving, "open_run", counted)
     hostile = Hostile()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +16,7 @@ from aioquic.tls import CipherSuite
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quicoll_transport.quic import packets
 from quicoll_transport.quic.keys import (
     AES_128_GCM_SHA256,
     AES_256_GCM_SHA384,
@@ -26,6 +29,7 @@ from quicoll_transport.quic.keys import (
 from quicoll_transport.quic.packets import (
     NUMBER,
     TAG,
+    OpenedRun,
     Slab,
     Slabs,
     expand_number,
@@ -39,6 +43,28 @@ SUITES = [AES_128_GCM_SHA256, AES_256_GCM_SHA384]
 CID = b"ourcid!!"
 HEAD = 1 + len(CID) + NUMBER
 STREAM = b"\x02"  # a stream id as it is written
+
+
+ONE_BY_ONE, TOGETHER = 1000, 0  # packets up to which a run goes one by one
+
+
+@contextlib.contextmanager
+def taking_few(few: int) -> Iterator[None]:
+    """Runs of more than so many packets go together."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packets, "FEW_OPENED", few)
+        patch.setattr(packets, "FEW_SEALED", few)
+        yield
+
+
+@pytest.fixture(params=[ONE_BY_ONE, TOGETHER])
+def both_ways(request: pytest.FixtureRequest) -> Iterator[None]:
+    with taking_few(request.param):
+        yield
+
+
+def open_slab(phases: KeyPhases, slab: Slab, at: int, size: int, count: int, largest: int, now_ns: int) -> OpenedRun:
+    return open_run(phases, Slabs(), slab.memory[at : at + size * count], size, CID, largest, now_ns)
 
 
 def secret_of(suite: int) -> bytes:
@@ -187,9 +213,19 @@ def frame(offset: int, part: bytes, *, fin: bool) -> bytes:
     fin=st.booleans(),
     suite=st.sampled_from(SUITES),
 )
+@pytest.mark.parametrize("few", [ONE_BY_ONE, TOGETHER])
 @settings(max_examples=50, deadline=None, derandomize=True)
 def test_a_run_is_its_packets_made_one_by_one(
-    size: int, length: int, cuts: set[int], number: int, offset: int, base: int, phase: int, fin: bool, suite: int
+    few: int,
+    size: int,
+    length: int,
+    cuts: set[int],
+    number: int,
+    offset: int,
+    base: int,
+    phase: int,
+    fin: bool,
+    suite: int,
 ) -> None:
     keys, single = (Keys(suite, secret_of(suite), phase=phase) for _ in range(2))
     step = size - HEAD - 10 - TAG
@@ -206,14 +242,16 @@ def test_a_run_is_its_packets_made_one_by_one(
         for i, at in enumerate(range(0, length, step))
     )
     slab = Slab(bytearray(b"\xaa") * (size * (base - -length // step + 2)))
-    packets, made = seal_run(slab.slots(size, HEAD), base, keys, CID, number, STREAM, offset, pieces, fin)
+    with taking_few(few):
+        count, made = seal_run(slab.slots(size, HEAD), base, keys, CID, number, STREAM, offset, pieces, fin)
     start = base * size
     assert slab.memory[start : start + made] == expected
-    assert packets == -(-length // step) == keys.packets == single.packets
+    assert count == -(-length // step) == keys.packets == single.packets
     assert keys.first == single.first == number
     assert set(slab.memory[:start]) <= {0xAA}, "what is before it stays"
 
 
+@pytest.mark.usefixtures("both_ways")
 def test_a_run_seals_no_more_than_the_key_bears() -> None:
     keys = receiver().send
     keys.packets = MOST_SEALED - 2
@@ -258,15 +296,15 @@ def in_runs(phases: KeyPhases, slab: Slab, at: int, size: int, count: int, large
     together = 0
     while count > len(opened):
         start = at + len(opened) * size
-        run = open_run(phases, slab, start, size, count - len(opened), CID, largest, 5)
+        run = open_slab(phases, slab, start, size, count - len(opened), largest, 5)
         assert run.taken == len(run.numbers) + len(run.forged) == len(run.text) + len(run.forged)
         if run.taken:
             together += run.taken
-            good = iter(zip(run.numbers.tolist(), run.text, strict=True))
+            good = iter(zip(run.numbers, run.text, strict=True))
             for place in range(run.taken):
                 number, text = (None, None) if place in run.forged else next(good)
                 opened.append(None if text is None else (number, text.tobytes()))
-            largest = max(largest, int(run.numbers.max(initial=-1)))
+            largest = max(largest, max(run.numbers, default=-1))
             continue
         data = bytes(slab.memory[start : start + size])
         try:
@@ -318,12 +356,14 @@ def runs(draw: st.DrawFn) -> tuple[int, int, list[bytes], int]:
 
 
 @given(run=runs())
+@pytest.mark.parametrize("few", [ONE_BY_ONE, TOGETHER, 7])
 @settings(max_examples=120, deadline=None, derandomize=True)
-def test_a_run_decides_as_its_packets_one_by_one(run: tuple[int, int, list[bytes], int]) -> None:
+def test_a_run_decides_as_its_packets_one_by_one(few: int, run: tuple[int, int, list[bytes], int]) -> None:
     largest, size, datagrams, at = run
     slab = Slab(bytearray(at) + b"".join(datagrams) + b"behind")
     expected = one_by_one(receiver(), datagrams, largest)
-    found, _ = in_runs(receiver(), slab, at, size, len(datagrams), largest)
+    with taking_few(few):
+        found, _ = in_runs(receiver(), slab, at, size, len(datagrams), largest)
     assert found == expected
     assert bytes(slab.memory[:at]) == bytes(at)
     assert bytes(slab.memory[-6:]) == b"behind"
@@ -335,22 +375,25 @@ def crafted(count: int, size: int, *, length: int = 4, first: int = 0) -> list[b
     return [craft(keys, first + i, bytes((i,)) * text, length=length) for i in range(count)]
 
 
+@pytest.mark.usefixtures("both_ways")
 @pytest.mark.parametrize("length", [1, 2, 3, 4])
 def test_numbers_of_every_length_are_taken_in_one_run(length: int) -> None:
     datagrams = crafted(60, 100, length=length, first=1000)
     slab = Slab(bytearray().join(datagrams))
-    run = open_run(receiver(), slab, 0, 100, 60, CID, 999, 0)
+    run = open_slab(receiver(), slab, 0, 100, 60, 999, 0)
     assert run.taken == 60
-    assert run.numbers.tolist() == list(range(1000, 1060))
+    assert run.numbers == list(range(1000, 1060))
     assert [row.tobytes() for row in run.text] == [bytes((i,)) * (75 - length) for i in range(60)]
 
 
+@pytest.mark.usefixtures("both_ways")
 def test_numbers_of_one_byte_are_taken_as_far_as_they_are_unambiguous() -> None:
     slab = Slab(bytearray().join(crafted(100, 60, length=1)))
-    run = open_run(receiver(), slab, 0, 60, 100, CID, -1, 0)
-    assert run.numbers.tolist() == list(range(64))
+    run = open_slab(receiver(), slab, 0, 60, 100, -1, 0)
+    assert run.numbers == list(range(64))
 
 
+@pytest.mark.usefixtures("both_ways")
 def test_numbers_below_nought_are_large_ones() -> None:
     """Nothing is nearer to the first number than what lies a window above (RFC 9000 appendix A.3)."""
     datagrams = crafted(3, 60, first=0xFFFFFFF0)
@@ -360,66 +403,72 @@ def test_numbers_below_nought_are_large_ones() -> None:
     assert in_runs(receiver(), Slab(bytearray().join(datagrams)), 0, 60, 3, -1)[0] == expected
 
 
+@pytest.mark.usefixtures("both_ways")
 def test_every_packet_of_a_run_has_a_payload() -> None:
     empty = seal(receiver().send, CID, 0, b"")
-    assert open_run(receiver(), Slab(bytearray(empty * 9)), 0, len(empty), 9, CID, -1, 0).taken == 0
+    assert open_slab(receiver(), Slab(bytearray(empty * 9)), 0, len(empty), 9, -1, 0).taken == 0
     assert open_packet(receiver(), empty, len(CID), -1, 0) == (0, b"")
 
 
+@pytest.mark.usefixtures("both_ways")
 def test_a_spinning_bit_does_not_hinder_runs() -> None:
     keys = receiver().receive
     datagrams = [craft(keys, i, b"\x01" * 31, bits=0x20) for i in range(9)]
-    assert open_run(receiver(), Slab(bytearray().join(datagrams)), 0, 60, 9, CID, -1, 0).taken == 9
+    assert open_slab(receiver(), Slab(bytearray().join(datagrams)), 0, 60, 9, -1, 0).taken == 9
 
 
+@pytest.mark.usefixtures("both_ways")
 def test_a_run_may_come_in_any_order_and_hold_the_same_packet_twice() -> None:
     datagrams = crafted(8, 60, first=10)
     order = [3, 0, 7, 7, 1, 2, 6, 5, 4, 0]
     slab = Slab(bytearray().join(datagrams[i] for i in order))
     phases = receiver()
-    run = open_run(phases, slab, 0, 60, 10, CID, 12, 0)
-    assert run.numbers.tolist() == [10 + i for i in order]
+    run = open_slab(phases, slab, 0, 60, 10, 12, 0)
+    assert run.numbers == [10 + i for i in order]
     assert phases.receive.first == 10
 
 
+@pytest.mark.usefixtures("both_ways")
 @pytest.mark.parametrize("places", [[0], [39], [17], [0, 1, 2], [5, 6, 30, 39], list(range(40))])
 def test_forged_packets_in_a_run_drop_themselves_only(places: list[int]) -> None:
     datagrams = [bytearray(data) for data in crafted(40, 90)]
     for place in places:
         datagrams[place][50] ^= 1
     slab, phases = Slab(bytearray().join(datagrams)), receiver()
-    run = open_run(phases, slab, 0, 90, 40, CID, -1, 0)
+    run = open_slab(phases, slab, 0, 90, 40, -1, 0)
     assert (run.taken, list(run.forged)) == (40, places)
     assert phases.forged == len(places)
     good = [i for i in range(40) if i not in places]
-    assert run.numbers.tolist() == good
+    assert run.numbers == good
     assert [row[0] for row in run.text] == good
     for place in places:
         assert slab.memory[place * 90 + 74 : place * 90 + 90] == datagrams[place][74:], "maybe of a stateless reset"
 
 
+@pytest.mark.usefixtures("both_ways")
 def test_a_header_is_never_unmasked_twice() -> None:
     """A run ends before what is not like its first packet, and leaves it and all behind it as they were."""
     datagrams = crafted(20, 90)
     datagrams[7] = craft(receiver().receive, 7, bytes((7,)) * 62, length=3)
     joined = b"".join(datagrams)
     slab, phases = Slab(bytearray(joined)), receiver()
-    assert open_run(phases, slab, 0, 90, 20, CID, -1, 0).taken == 7
+    assert open_slab(phases, slab, 0, 90, 20, -1, 0).taken == 7
     assert slab.memory[630:] == joined[630:]
-    assert open_run(phases, slab, 630, 90, 13, CID, 6, 0).taken == 1
-    assert open_run(phases, slab, 720, 90, 12, CID, 7, 0).numbers.tolist() == list(range(8, 20))
+    assert open_slab(phases, slab, 630, 90, 13, 6, 0).taken == 1
+    assert open_slab(phases, slab, 720, 90, 12, 7, 0).numbers == list(range(8, 20))
     assert phases.forged == 0
 
 
+@pytest.mark.usefixtures("both_ways")
 def test_a_run_under_the_next_keys_is_for_the_first_packet_alone() -> None:
     following = receiver().receive.following()
     datagrams = [craft(following, i, b"\x01" * 61) for i in range(6)]
     slab, phases = Slab(bytearray().join(datagrams)), receiver()
     phases.receive.first = 0
-    run = open_run(phases, slab, 0, 90, 6, CID, -1, 0)
+    run = open_slab(phases, slab, 0, 90, 6, -1, 0)
     assert (run.taken, phases.forged) == (0, 0)
     assert open_packet(phases, datagrams[0], len(CID), -1, 0) is not None
-    assert open_run(phases, slab, 90, 90, 5, CID, 0, 0).numbers.tolist() == [1, 2, 3, 4, 5]
+    assert open_slab(phases, slab, 90, 90, 5, 0, 0).numbers == [1, 2, 3, 4, 5]
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------
@@ -464,18 +513,17 @@ def test_pieces_of_known_memory_are_found_in_it() -> None:
     assert slabs.find(large[300:400])[0] is not slab, "it keeps two"
 
 
+@pytest.mark.usefixtures("both_ways")
 def test_a_run_is_opened_in_memory_of_somebody_else() -> None:
     datagrams = crafted(9, 77)
-    memory = memoryview(bytearray(b"\0" * 131).join([b"", b"".join(datagrams), b""]))
-    slab, at = Slabs().find(memory[131 : 131 + 9 * 77])
-    run = open_run(receiver(), slab, at, 77, 9, CID, -1, 0)
-    assert run.numbers.tolist() == list(range(9))
+    memory = memoryview(bytearray(b"\0" * 131 + b"".join(datagrams) + b"\0" * 131))
+    run = open_run(receiver(), Slabs(), memory[131 : 131 + 9 * 77], 77, CID, -1, 0)
+    assert run.numbers == list(range(9))
     assert memory[131 + 13 : 131 + 61] == bytes(48)
     assert memory[131 + 77 + 13 : 131 + 77 + 61] == bytes((1,)) * 48, "in place"
 
 
+@pytest.mark.usefixtures("both_ways")
 def test_a_numpy_array_is_memory_as_well() -> None:
     array = np.frombuffer(b"".join(crafted(5, 77)), np.uint8).copy()
-    slab, at = Slabs().find(memoryview(array)[77:])
-    assert at == 77
-    assert open_run(receiver(), slab, at, 77, 4, CID, 0, 0).numbers.tolist() == [1, 2, 3, 4]
+    assert open_run(receiver(), Slabs(), memoryview(array)[77:], 77, CID, 0, 0).numbers == [1, 2, 3, 4]

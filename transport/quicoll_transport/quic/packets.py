@@ -1,8 +1,9 @@
 """Short-header packets: protection of one and of many at once (RFC 9001 section 5, RFC 9000 section 17.3.1).
 
 One packet is sealed into bytes and opened into bytes. A run, packets of one size back to back in one memory, is sealed
-and opened in place: its headers, numbers and nonces are written, masked and unmasked by numpy, all masks come
-from one call of the cipher, and only the AEAD itself is called for each packet.
+and opened in place, and all its masks come from one call of the cipher. Of a few packets the headers, numbers and
+nonces are written, masked and unmasked one by one; of more by numpy, whose forty calls for a run take as long whatever
+its length, and only the AEAD itself is called for each packet. Both ways make the same packets and take the same.
 
 Our packet numbers take four bytes, so that 2^31 packets may be under way and the sample for header protection is the
 first 16 bytes of the ciphertext. A peer's take one to four.
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from cryptography.utils import Buffer
 
 __all__ = [
+    "FEW_OPENED",
+    "FEW_SEALED",
     "NUMBER",
     "TAG",
     "OpenedRun",
@@ -61,6 +64,8 @@ _SPIN = 0x20
 _RESERVED = 0x18
 _MOST_NUMBER = (1 << 62) - 1
 _LAYOUTS = 4  # of packets, for which a slab keeps views; whoever varies them pays for it
+FEW_OPENED = 32  # packets of a run up to which numpy's calls take longer than to go one by one,
+FEW_SEALED = 12  # and of one to be sent, whose memory is always the same
 _SLABS = 2  # of which a receiver keeps the views
 _exhaust = deque[object](maxlen=0).extend
 
@@ -161,6 +166,7 @@ class Slots:
         size: Bytes of a packet.
         head: Bytes of its header.
         count: How many packets the memory holds.
+        memory: It.
         rows: Their bytes, a row each.
     """
 
@@ -174,14 +180,14 @@ class Slots:
         self.header: list[memoryview] = []
         self.sealed: list[memoryview] = []  # payload and tag
         self.text: list[memoryview] = []  # payload
-        self._memory = memory
+        self.memory = memory
 
     def reach(self, stop: int) -> None:
         """Have the views of the first `stop` packets: no more are made than are used."""
         have = len(self.nonce)
         if stop <= have:
             return
-        memory, size, head = self._memory, self.size, self.head
+        memory, size, head = self.memory, self.size, self.head
         stop = min(self.count, max(stop, 2 * have))
         self.index = np.arange(stop, dtype=np.int64)
         self.nonces = np.zeros((stop, 12), np.uint8)
@@ -290,9 +296,11 @@ def seal_run(
     step = size - head - frame - TAG
     count, rest = divmod(sum(map(len, pieces)), step)
     packets = count + (rest > 0)
+    _count(keys, number, packets)
+    if packets <= FEW_SEALED:
+        return packets, _seal_few(slots, base, keys, cid, number, prefix, offset, pieces, packets, fin)
     slots.reach(base + packets)
     rows = slots.rows[base : base + packets]
-    _count(keys, number, packets)
     _spread(pieces, rows[:, head + frame : size - TAG])
     index = slots.index[:packets]
     frames = rows[:, head : head + frame]
@@ -318,6 +326,57 @@ def seal_run(
     rows[:, 0] ^= mask[:, 0] & 0x1F
     rows[:, head - NUMBER : head] ^= mask[:, 1:5]
     return packets, made
+
+
+def _seal_few(
+    slots: Slots,
+    base: int,
+    keys: Keys,
+    cid: bytes,
+    number: int,
+    prefix: bytes,
+    offset: int,
+    pieces: Sequence[bytes | memoryview],
+    packets: int,
+    fin: bool,
+) -> int:
+    """Make packets as `seal_run` does, one by one; return their bytes."""
+    memory, size, head = slots.memory, slots.size, slots.head
+    first = _FIXED | keys.phase << 2 | NUMBER - 1
+    beginning = bytes((first,)) + cid
+    frame = bytes((0x0C,)) + prefix  # with an offset, without a length
+    begin = at = base * size
+    samples: list[bytes] = []
+    piece, used = 0, 0  # from which byte of which piece on
+    for i in range(packets):
+        if fin and i == packets - 1:
+            frame = bytes((0x0D,)) + prefix
+        header = beginning + (number + i & 0xFFFFFFFF).to_bytes(NUMBER, "big")
+        memory[at : at + head] = header
+        text = at + head
+        end = text + len(frame) + 8
+        memory[text:end] = frame + (offset | 3 << 62).to_bytes(8, "big")
+        most = at + size - TAG
+        while end < most and piece < len(pieces):
+            data = pieces[piece]
+            part = data if not used and len(data) <= most - end else data[used : used + most - end]
+            memory[end : end + len(part)] = part
+            end += len(part)
+            offset += len(part)
+            used += len(part)
+            if used == len(data):
+                piece, used = piece + 1, 0
+        nonce = (keys.iv ^ number + i).to_bytes(12, "big")
+        keys.encrypt_into(nonce, memory[text:end], header, memory[text : end + TAG])
+        samples.append(bytes(memory[text : text + TAG]))
+        at = end + TAG
+    mask = keys.mask(b"".join(samples))
+    for i in range(packets):
+        start, m = begin + i * size, i * TAG
+        memory[start] = first ^ mask[m] & 0x1F
+        hidden = (number + i & 0xFFFFFFFF) ^ int.from_bytes(mask[m + 1 : m + 1 + NUMBER], "big")
+        memory[start + head - NUMBER : start + head] = hidden.to_bytes(NUMBER, "big")
+    return at - begin
 
 
 def _spread(pieces: Sequence[bytes | memoryview], rows: NDArray[np.uint8]) -> None:
@@ -351,45 +410,125 @@ class OpenedRun(NamedTuple):
     """
 
     taken: int
-    numbers: NDArray[np.int64]
+    numbers: list[int]
     text: NDArray[np.uint8]
     forged: Sequence[int]
 
 
-_NOTHING = OpenedRun(0, np.empty(0, np.int64), np.empty((0, 0), np.uint8), ())
+_NOTHING = OpenedRun(0, [], np.empty((0, 0), np.uint8), ())
 
 
 def open_run(
-    phases: KeyPhases, slab: Slab, at: int, size: int, count: int, cid: bytes, largest: int, now_ns: int
+    phases: KeyPhases, slabs: Slabs, memory: memoryview, size: int, cid: bytes, largest: int, now_ns: int
 ) -> OpenedRun:
     """Open packets of one size in place, from the first one on as far as they are alike (see the module's head).
 
     Args:
         phases: The keys of the present phase are used; forgeries are counted.
-        slab: The memory.
-        at: Where in it the first packet begins.
+        slabs: Of whoever receives.
+        memory: The packets, one at least.
         size: Bytes of each.
-        count: How many there are, one at least.
         cid: Our connection id that they have to be for.
         largest: The largest number that was opened so far, -1: none.
         now_ns: The present time.
     """
-    keys, expected = phases.receive, largest + 1
-    start = 1 + len(cid)
-    sample = start + _SAMPLE_AT
+    keys, expected, count = phases.receive, largest + 1, len(memory) // size
+    sample = 1 + len(cid) + _SAMPLE_AT
     if size <= sample + TAG or expected > _MOST_NUMBER >> 1:  # of the smallest some are empty, so they go one by one
         return _NOTHING
-    rows = np.frombuffer(slab.memory, np.uint8, count * size, at).reshape(count, size)
-    mask = np.frombuffer(keys.mask(rows[:, sample : sample + TAG].tobytes()), np.uint8).reshape(count, TAG)
-    first = int(rows[0, 0]) ^ int(mask[0, 0]) & 0x1F
+    mask = keys.mask(memory[sample : sample + TAG] if count == 1 else _samples(memory, size, count, sample))
+    first = memory[0] ^ mask[0] & 0x1F
     length = (first & 3) + 1
     if first & ~_SPIN != _FIXED | keys.phase << 2 | length - 1:
         return _NOTHING
+    beginning = bytes((first,)) + cid
+    if count <= FEW_OPENED:
+        numbers, forged = _open_few(keys, memory, size, count, beginning, length, mask, expected)
+    else:
+        numbers, forged = _open_many(keys, slabs, memory, size, count, beginning, length, mask, expected)
+    taken, head = len(numbers) + len(forged), len(beginning) + length
+    if not taken:
+        return _NOTHING
+    rows = np.frombuffer(memory, np.uint8, taken * size).reshape(taken, size)
+    text = rows[:, head : size - TAG]
+    if forged:
+        phases.on_forged(len(forged))
+        text = np.delete(text, forged, axis=0)
+    if numbers:
+        phases.on_opened(keys, min(numbers), now_ns)
+    return OpenedRun(taken, numbers, text, forged)
+
+
+def _samples(memory: memoryview, size: int, count: int, at: int) -> bytes:
+    if count > FEW_OPENED:
+        rows = np.frombuffer(memory, np.uint8, count * size).reshape(count, size)
+        return rows[:, at : at + TAG].tobytes()
+    return b"".join([memory[start : start + TAG] for start in range(at, count * size, size)])
+
+
+def _open_few(
+    keys: Keys, memory: memoryview, size: int, count: int, beginning: bytes, length: int, mask: bytes, expected: int
+) -> tuple[list[int], list[int]]:
+    """Open packets one by one as far as they are alike; return their numbers, and the places of those that were forged.
+
+    Args:
+        keys: To open them with.
+        memory: The packets.
+        size: Bytes of each.
+        count: How many there are.
+        beginning: The first byte and the connection id of each, unmasked.
+        length: Bytes of each number.
+        mask: Of all of them.
+        expected: The number behind the largest one that was opened so far.
+    """
+    numbers: list[int] = []
+    forged: list[int] = []
+    first, cid, start = beginning[0], beginning[1:], len(beginning)
     head = start + length
+    window, quarter = 1 << 8 * length, 1 << 8 * length - 2
+    half, least = window >> 1, -min(expected, quarter - 1)
+    iv, decrypt = keys.iv, keys.decrypt_into
+    for i in range(count):
+        at, m = i * size, i * TAG
+        written = bytes(memory[at : at + head])
+        if written[0] ^ mask[m] & 0x1F != first or written[1:start] != cid:
+            break
+        truncated = int.from_bytes(written[start:], "big") ^ int.from_bytes(mask[m + 1 : m + 1 + length], "big")
+        ahead = (truncated + (half - expected % window) & window - 1) - half
+        if not least <= ahead < quarter:  # see `_open_many`
+            break
+        number = expected + ahead
+        nonce, header = (iv ^ number).to_bytes(12, "big"), beginning + truncated.to_bytes(length, "big")
+        stop = at + size
+        try:
+            decrypt(nonce, memory[at + head : stop], header, memory[at + head : stop - TAG])
+        except InvalidTag:
+            forged.append(i)
+        else:
+            numbers.append(number)
+    return numbers, forged
+
+
+def _open_many(
+    keys: Keys,
+    slabs: Slabs,
+    memory: memoryview,
+    size: int,
+    count: int,
+    beginning: bytes,
+    length: int,
+    mask: bytes,
+    expected: int,
+) -> tuple[list[int], list[int]]:
+    """Open packets all together as far as they are alike; as `_open_few`."""
+    start = len(beginning)
+    head = start + length
+    rows = np.frombuffer(memory, np.uint8, count * size).reshape(count, size)
+    masks = np.frombuffer(mask, np.uint8).reshape(count, TAG)
     headers = rows[:, :head].copy()
-    headers[:, 0] ^= mask[:, 0] & 0x1F
-    headers[:, start:] ^= mask[:, 1 : 1 + length]
-    like = (headers[:, :start] == np.frombuffer(bytes((first,)) + cid, np.uint8)).all(axis=1)
+    headers[:, 0] ^= masks[:, 0] & 0x1F
+    headers[:, start:] ^= masks[:, 1 : 1 + length]
+    like = (headers[:, :start] == np.frombuffer(beginning, np.uint8)).all(axis=1)
     # The largest number moves on while packets are opened. As long as all are within a quarter of the window around
     # it, and there are no smaller ones, the nearest to each of them is the same (RFC 9000 appendix A.3).
     ahead = _numbers_ahead(headers[:, start:], expected)
@@ -397,21 +536,16 @@ def open_run(
     like &= (ahead < quarter) & (ahead >= -min(expected, quarter - 1))
     if not like.all():
         count = int(like.argmin())
-        if not count:
-            return _NOTHING
+    if not count:
+        return [], []
     numbers = ahead[:count] + expected
+    slab, at = slabs.find(memory)
     slots = slab.slots(size, head, at)
     slots.reach(count)
     rows[:count, :head] = headers[:count]
     slots.set_nonces(0, numbers, keys.iv)
     forged = _decrypt(keys, slots, count)
-    text = rows[:count, head : size - TAG]
-    if forged:
-        phases.on_forged(len(forged))
-        numbers, text = np.delete(numbers, forged), np.delete(text, forged, axis=0)
-    if len(numbers):
-        phases.on_opened(keys, int(numbers.min()), now_ns)
-    return OpenedRun(count, numbers, text, forged)
+    return (np.delete(numbers, forged) if forged else numbers).tolist(), forged
 
 
 def _numbers_ahead(written: NDArray[np.uint8], expected: int) -> NDArray[np.int64]:

@@ -20,10 +20,7 @@ from the reader of a stream, is passed on.
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from quicoll_transport.quic import frames as quic
 from quicoll_transport.quic.arrival_line import FairRate
@@ -34,8 +31,6 @@ from quicoll_transport.quic.repairs import LEAST_KEPT_NS, Repairs
 from quicoll_transport.quic.varint import pull
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from quicoll_transport.net.runs import DatagramRun
     from quicoll_transport.quic.acknowledgements import Acknowledgements
     from quicoll_transport.quic.arrival_line import ArrivalShare
@@ -52,7 +47,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Receiver"]
 
-_RUN = 4  # packets from which on a run is opened as one,
+_RUN = 2  # packets from which on a run is opened as one,
 _MOST_RUN = 256  # and up to which
 _LEAST_ALONE, _MOST_ALONE = 8, 64  # packets that are opened one by one where a run turned out to be none
 _STREAM_ALIKE = 0x0C  # a STREAM frame with an offset and without a length, whatever its FIN bit
@@ -159,7 +154,7 @@ class Receiver:
             done, together = 0, min(count - at, look)
             is_run = known and at >= alone and together >= _RUN
             if is_run and self._acknowledgements.has_place(together):
-                done = self._receive_alike(run.memory[at * size :], size, together)
+                done = self._receive_alike(run.memory[at * size : (at + together) * size], size)
                 # Each look at a run costs as much as all of its packets, even if it turns out that one alone is taken.
                 look = min(2 * look, _MOST_RUN) if done == together else max(2 * _RUN, 2 * done)
                 if done >= _RUN:
@@ -205,13 +200,13 @@ class Receiver:
 
     # -- runs ----------------------------------------------------------------------------------------------------
 
-    def _receive_alike(self, memory: memoryview, size: int, count: int) -> int:
+    def _receive_alike(self, memory: memoryview, size: int) -> int:
         """Take packets from the first one on as far as they are alike; return how many."""
         cid = bytes(memory[1 : 1 + self._own_ids.size])
         if cid not in self._own_ids:
             return 0
-        slab, at = self._slabs.find(memory)
-        opened = open_run(self._keys, slab, at, size, count, cid, self._acknowledgements.largest, self._now_ns)
+        largest = self._acknowledgements.largest
+        opened = open_run(self._keys, self._slabs, memory, size, cid, largest, self._now_ns)
         for place in opened.forged:
             self._look_for_reset(memory[place * size : (place + 1) * size])
         numbers, text = opened.numbers, opened.text
@@ -220,7 +215,7 @@ class Receiver:
             numbers, text = self._only_new(numbers, text)
         if self._trace is not None:
             self._trace.packets_dropped(len(opened.forged), size)
-            for number, row in zip(numbers.tolist(), text, strict=True):
+            for number, row in zip(numbers, text, strict=True):
                 self._trace.packet_received(number, size, row.tobytes())
         self._path, self._cid = self._paths.current, cid
         if len(numbers):
@@ -234,29 +229,33 @@ class Receiver:
                 eliciting, _ = self._frames(text[i].tobytes())
                 done = 1
             if consecutive:
-                first = int(numbers[i])
+                first = numbers[i]
                 self._note(first, first + done, done * size, eliciting=eliciting)
             else:
                 self._note_numbers(numbers[i : i + done], size, eliciting=eliciting)
             i += done
         return opened.taken
 
-    def _are_next(self, numbers: NDArray[np.int64]) -> bool:
+    def _are_next(self, numbers: list[int]) -> bool:
         """Return whether these are above all before, each one more than the one before it: the usual case."""
-        count = len(numbers)
-        if not count or int(numbers[0]) <= self._acknowledgements.largest:
+        if not numbers or numbers[0] <= self._acknowledgements.largest:
             return False
-        return bool((numbers == np.arange(numbers[0], numbers[0] + count)).all())
+        due = numbers[0]
+        for number in numbers:
+            if number != due:
+                return False
+            due += 1
+        return True
 
-    def _only_new(self, numbers: NDArray[np.int64], text: Rows) -> tuple[NDArray[np.int64], Rows]:
+    def _only_new(self, numbers: list[int], text: Rows) -> tuple[list[int], Rows]:
         """Leave out duplicates; those of one run among themselves too."""
         seen: dict[int, None] = {}
         keep = []
-        for i, number in enumerate(numbers.tolist()):
+        for i, number in enumerate(numbers):
             if number not in seen and self._acknowledgements.is_new(number):
                 seen[number] = None
                 keep.append(i)
-        return numbers[keep], text[keep]
+        return list(seen), text[keep]
 
     def _take_rows(self, text: Rows) -> int:
         """Take packets that each are one STREAM frame without length, of one stream, one behind the other; how many."""
@@ -268,25 +267,21 @@ class Receiver:
         count, step = len(text), text.shape[1] - end
         if step <= 0 or offset + count * step > _MOST_OFFSET:
             return 0
-        heads = text[:, :end].copy()
-        expected = np.empty_like(heads)
-        expected[:] = np.frombuffer(beginning[:end], np.uint8)
-        offsets = np.arange(offset, offset + count * step, step)
-        offsets |= -1 << 62  # the two bits that say that it has eight bytes
-        expected[:, at:] = offsets.astype(">i8").view(np.uint8).reshape(count, 8)
-        expected[:, 0] = _STREAM_ALIKE
-        fins = heads[:, 0] == _STREAM_ALIKE | 1
-        heads[:, 0] &= 0xFE
-        same = heads == expected
-        if not same.all():
-            count = int(same.all(axis=1).argmin())
-        fin = bool(fins[:count].any())
-        if fin:
-            count = int(fins.argmax()) + 1
-        self._inbound.on_rows(stream_id, offset, text[:count, end:], fin=fin)
+        heads = text[:, :end].tobytes()
+        kind = bytes((_STREAM_ALIKE,)) + beginning[1:at]
+        taken, fin, due = 0, False, offset | 3 << 62  # the two bits that say that it has eight bytes
+        for i in range(0, count * end, end):
+            head, like = heads[i : i + end], kind + due.to_bytes(8, "big")
+            if head != like:
+                fin = head[0] == _STREAM_ALIKE | 1 and head[1:] == like[1:]
+                taken += fin
+                break
+            taken += 1
+            due += step
+        self._inbound.on_rows(stream_id, offset, text[:taken, end:], fin=fin)
         if self._repairs is not None:
-            self._keep(self._repairs, stream_id, offset, text[:count, end:], count * step)
-        return count
+            self._keep(self._repairs, stream_id, offset, text[:taken, end:], taken * step)
+        return taken
 
     def _keep(self, repairs: Repairs, stream_id: int, offset: int, data: memoryview | Rows, size: int) -> None:
         """Keep bytes of a stream that have been taken, for as long as parity may be about them."""
@@ -296,10 +291,14 @@ class Receiver:
             if repairs.has_open:
                 repairs.late(stream_id)
 
-    def _note_numbers(self, numbers: NDArray[np.int64], size: int, *, eliciting: bool) -> None:
-        starts = [0, *(np.flatnonzero(np.diff(numbers) != 1) + 1).tolist(), len(numbers)]
-        for a, b in pairwise(starts):
-            self._note(int(numbers[a]), int(numbers[b - 1]) + 1, (b - a) * size, eliciting=eliciting)
+    def _note_numbers(self, numbers: list[int], size: int, *, eliciting: bool) -> None:
+        start = stop = numbers[0]
+        for number in numbers:
+            if number != stop:
+                self._note(start, stop, (stop - start) * size, eliciting=eliciting)
+                start = stop = number
+            stop += 1
+        self._note(start, stop, (stop - start) * size, eliciting=eliciting)
 
     # -- packets -------------------------------------------------------------------------------------------------
 
