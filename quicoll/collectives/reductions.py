@@ -199,9 +199,10 @@ class Reduction(Operation[Any]):
 
     def joined(self) -> bytes:
         """Return this rank's leaves, one after the other."""
-        leaves = self.leaves
-        if self.encoded is None and isinstance(leaves, np.ndarray):
-            return leaves.tobytes()
+        if self.encoded is None:
+            leaves = self.like.flat if self.leaves is None else self.leaves
+            if isinstance(leaves, np.ndarray):
+                return leaves.tobytes()
         return b"".join([memory(flat[:]) for flat in self.flats])
 
     def combine(self, payloads: Sequence[bytes], counts: Counts) -> None:

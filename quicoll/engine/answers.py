@@ -131,8 +131,10 @@ class LoopAnswer(asyncio.Future[T]):
         return True
 
     def settle(self, value: Any, error: BaseException | None) -> None:
-        with contextlib.suppress(RuntimeError):  # the caller's loop has been closed
+        try:
             self.get_loop().call_soon_threadsafe(self.settle_now, value, error)
+        except RuntimeError:  # the caller's loop has been closed
+            return
 
     def settle_here(self, value: Any, error: BaseException | None) -> None:
         """Settle on the loop's own thread, in the middle of a task perhaps: others hear of it in the next turn."""

@@ -281,6 +281,11 @@ class Calls:
             PeerError: A rank announced that takes no part.
         """
         own = slot.announced[self._rank].signature
+        for rank, announce in slot.announced.items():
+            if announce.signature != own or rank not in slot.ranks:
+                break
+        else:
+            return
         self._demand_members(slot, slot.ranks)
         for rank in sorted(slot.announced):
             if slot.announced[rank].signature != own:

@@ -283,7 +283,7 @@ class Communicator:
         if self._timer is None or operation.due < self._timer.when():
             self._arm(operation.due)
         try:
-            self._announce(operation)
+            self._announce(operation, round(now * 1e9))
         except Exception as error:
             self._fail_operation(operation, error)
         else:
@@ -353,7 +353,7 @@ class Communicator:
         finally:
             watch.ended(None, self._again(error, "recv", watch.step))
 
-    def _announce(self, operation: InFlight) -> None:
+    def _announce(self, operation: InFlight, now_ns: int) -> None:
         """Tell the others what is called. Raises TransferFailed."""
         slot, call = operation.slot, operation.call
         measured = self._measured(slot.ranks) if slot.leads else ()
@@ -366,7 +366,7 @@ class Communicator:
                 self._links[rank].send_app(data)
             except _TransportError as error:
                 raise TransferFailed(number, error, sending=True) from error
-        self._calls.called(slot, announce, self._now_ns())
+        self._calls.called(slot, announce, now_ns)
         self._answer(self._calls.answers())
 
     def _advance(self, operation: InFlight) -> None:

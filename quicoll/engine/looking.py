@@ -79,6 +79,7 @@ __all__ = [
     "used_by_this_thread",
 ]
 
+_YIELDS = hasattr(os, "sched_yield")
 LOOK_NS = 120_000  # a peer's answer to what was just sent takes about as long where both have nothing else to do
 QUESTION_NS = 30_000  # one takes three to five microseconds
 FOUND_NS = LOOK_NS // 4
@@ -276,5 +277,5 @@ def processors() -> int:
 
 def offer() -> None:
     """Let whoever waits for this processor have it."""
-    if hasattr(os, "sched_yield"):
+    if _YIELDS:
         os.sched_yield()

@@ -18,8 +18,8 @@ an eighth of the time, and with 7 % of it they took as long as without any overl
     hurried        what the engine does may not wait: somebody waits for it, or no share is named and not only calls
                    through memory are under way
     at ease        not contended, or hurried. Debts are forgiven
-    uncounted      hurried, with calls under way: until that is over nothing is asked of the system, which took a
-                   twentieth of the engine's time in an empty step
+    uncounted      hurried, with calls under way: until that is over, and `HURRIED_NS` longer at most, nothing is asked
+                   of the system, which took a twentieth of the engine's time in an empty step
     owing          from the first debt until there is all the credit again; where no share is named it rests no longer
                    once that has lasted for `PATIENCE_NS`
     it rests       contended, with a debt, and nothing is hurried: until time has paid the debt, for at most REST_NS
@@ -28,7 +28,7 @@ an eighth of the time, and with 7 % of it they took as long as without any overl
 Invariants: it never rests while somebody is known to wait, and goes on at once when somebody begins to; no rest is
 longer than a quarter of the time between two heartbeats, so that nobody misses one; between two rests it does all that
 is ready. In contended time T without a wait it takes at most share * T + MOST_NS and what one turn of its loop takes,
-for all T where a share is named and up to PATIENCE_NS where none is.
+for all T where a share is named and up to PATIENCE_NS where none is; T begins up to HURRIED_NS after a wait.
 Nothing but pace depends on it: no order, no bits.
 
 Failure cases. A wait that the engine is not told of (C++ that waits for a future of torch's) holds no lock: contention
@@ -43,11 +43,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-__all__ = ["BELIEVED_NS", "LEAST_NS", "MOST_NS", "PATIENCE_NS", "REST_NS", "REST_PART", "SHARE", "EngineShare", "Used"]
+__all__ = [
+    "BELIEVED_NS",
+    "HURRIED_NS",
+    "LEAST_NS",
+    "MOST_NS",
+    "PATIENCE_NS",
+    "REST_NS",
+    "REST_PART",
+    "SHARE",
+    "EngineShare",
+    "Used",
+]
 
 SHARE = 0.07
 PATIENCE_NS = 200_000_000  # 16 MiB of two ranks take 0.1 to 0.14 s with that share
-LEAST_NS = 200_000  # between two looks at the thread's figures, which take half a microsecond
+LEAST_NS = 200_000  # between two looks at the thread's figures, which take half a microsecond,
+HURRIED_NS = 1_000_000  # and from the one that found that what it does is hurried to the next
 MOST_NS = 2_000_000  # of credit: what waits for the lock have saved, and small operations, are not made to wait
 REST_NS = 50_000_000  # ten times what a turn of the engine's loop takes with 1 MiB to read
 REST_PART = 32  # of `lost_after`: a quarter of the time between two heartbeats
@@ -107,7 +119,7 @@ class EngineShare:
 
     def pass_over(self, now_ns: int) -> None:
         """Take note that what it does now is not counted."""
-        self._due_ns = now_ns + LEAST_NS
+        self._due_ns = now_ns + HURRIED_NS
         self._credit = max(self._credit, 0)
         self.counts = False
 

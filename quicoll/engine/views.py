@@ -259,8 +259,10 @@ class Views:
         def rtt_ns(rank: int) -> int:
             return (links[rank].rtt_ns or 0) if rank in links else 0
 
-        nodes = view.nodes
-        for late in self._stragglers.called(op, arrived_ns, rtt_ns=rtt_ns, node=nodes.__getitem__):
+        def node(rank: int) -> str:
+            return view.members[rank].node
+
+        for late in self._stragglers.called(op, arrived_ns, rtt_ns=rtt_ns, node=node):
             self._emit(
-                "straggler", rank=late.rank, peer=nodes[late.rank], op=op, seconds=late.seconds, view=view.view_id
+                "straggler", rank=late.rank, peer=node(late.rank), op=op, seconds=late.seconds, view=view.view_id
             )

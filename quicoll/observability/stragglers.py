@@ -96,7 +96,7 @@ class Stragglers:
             The late ones, by rank.
         """
         times = sorted(arrived_ns.values())
-        if len(times) < 2:
+        if len(times) < 2 or times[-1] - times[0] <= self._after_ns:
             return ()
         median = times[(len(times) - 1) // 2]
         found: list[Late] = []

@@ -214,6 +214,10 @@ class StockSession:
             delivery_rate=None,
         )
 
+    @property
+    def min_rtt_ns(self) -> int | None:
+        return self.path_stats().min_rtt_ns
+
     def limit_datagrams(self, most: int) -> None:
         """Send datagrams of `most` bytes at most from now on (never below what QUIC needs); what was lost for its size
         is sent again in smaller ones, as after any loss (RFC 9000 section 14.2.1)."""

@@ -115,11 +115,13 @@ class Authenticated:
     chain: tuple[Certificate, ...]
 
 
-@dataclass(frozen=True, slots=True)
 class ControlData:
     """Bytes of the peer's control stream, in order. Pieces end anywhere."""
 
-    data: bytes
+    __slots__ = ("data",)
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +268,11 @@ class Carrier(Protocol):
 
     def path_stats(self) -> PathStats:
         """Return what is known of the path now."""
+        ...
+
+    @property
+    def min_rtt_ns(self) -> int | None:
+        """As of PathStats; asked for with each datagram."""
         ...
 
     def close(self, code: int, reason: str) -> None:

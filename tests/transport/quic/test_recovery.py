@@ -431,7 +431,11 @@ def acknowledged(drawn: list[tuple[int, int]], top: int) -> list[tuple[int, int]
 
 
 def observed(recovery: Plain, recorder: Recorder, outcome: object) -> object:
-    told = [what for what in recorder.told if not (isinstance(what, tuple) and what[0] == "sent")]
+    told = [
+        [getattr(what, name) for name in AckSample.__slots__] if isinstance(what, AckSample) else what
+        for what in recorder.told
+        if not (isinstance(what, tuple) and what[0] == "sent")
+    ]
     state = (
         recovery.in_flight,
         recovery.deadline(),

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from quicoll.engine.share import BELIEVED_NS, LEAST_NS, MOST_NS, PATIENCE_NS, REST_NS, SHARE, EngineShare, Used
+from quicoll.engine.share import (
+    BELIEVED_NS,
+    HURRIED_NS,
+    LEAST_NS,
+    MOST_NS,
+    PATIENCE_NS,
+    REST_NS,
+    SHARE,
+    EngineShare,
+    Used,
+)
 
 MS = 1_000_000
 
@@ -158,5 +168,6 @@ def test_it_is_asked_no_more_often_than_pays() -> None:
     assert thread.share.is_due(thread.now + LEAST_NS)
     for awaited in (False, True, False):
         thread.turn(LEAST_NS, awaited=awaited)
-        assert not thread.share.is_due(thread.now + LEAST_NS - 1)
-        assert thread.share.is_due(thread.now + LEAST_NS)
+        pause = HURRIED_NS if awaited else LEAST_NS
+        assert not thread.share.is_due(thread.now + pause - 1)
+        assert thread.share.is_due(thread.now + pause)

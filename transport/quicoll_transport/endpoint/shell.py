@@ -342,11 +342,14 @@ class Endpoint:
         self._inside = False
         while self._to_hear:
             callback, argument = self._to_hear.popleft()
-            self.call(callback, argument)
+            if self._core.actions:
+                self._act()
+            self._safely(callback, argument)
 
     def call(self, callback: Callable[..., object], *arguments: object) -> bool:
         """Call the layer above, when what was decided before has been done."""
-        self._act()
+        if self._core.actions:
+            self._act()
         return self._safely(callback, *arguments)
 
     def path_stats(self, peer: Peer) -> PathStats | None:
@@ -439,12 +442,13 @@ class Endpoint:
         if self._flush_handle is not None:
             self._flush_handle.cancel()
             self._flush_handle = None
-        self._act()
         core = self._core
+        if core.actions:
+            self._act()
         while core.waiting:
             core.serve(self.now_ns())
             self._act()
-        if self._settled is not None and not self._settled.done() and not self._core.undelivered:
+        if self._settled is not None and not self._settled.done() and not core.undelivered:
             self._settled.set_result(None)
         if not self._closed:
             self._arm()

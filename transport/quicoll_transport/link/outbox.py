@@ -120,9 +120,11 @@ class Outgoing:
 
 
 # What the shell must do, in order.
-@dataclass(frozen=True, slots=True)
 class SendControl:
-    data: bytes
+    __slots__ = ("data",)
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ __all__ = ["AckSample", "Controller", "LossBased", "LossSample", "minimum_window
 _NS = 1_000_000_000
 
 
-class AckSample(NamedTuple):
+class AckSample:
     """What one acknowledgement brought.
 
     now_ns: the time. path_ns: the same without the time for which it, or the packet that it is for, has waited at
@@ -52,21 +52,57 @@ class AckSample(NamedTuple):
     fair_rate: what the receiver has allotted with it; None: nothing.
     """
 
-    now_ns: int
-    path_ns: int
-    acked: int
-    fresh: int
-    prior_in_flight: int
-    in_flight: int
-    delivered: int
-    prior_delivered: int
-    rate: int | None
-    app_limited: bool
-    rtt_ns: int | None
-    smoothed_ns: int
-    min_ns: int
-    sent_ns: int
-    fair_rate: FairRate | None = None
+    __slots__ = (
+        "acked",
+        "app_limited",
+        "delivered",
+        "fair_rate",
+        "fresh",
+        "in_flight",
+        "min_ns",
+        "now_ns",
+        "path_ns",
+        "prior_delivered",
+        "prior_in_flight",
+        "rate",
+        "rtt_ns",
+        "sent_ns",
+        "smoothed_ns",
+    )
+
+    def __init__(
+        self,
+        now_ns: int,
+        path_ns: int,
+        acked: int,
+        fresh: int,
+        prior_in_flight: int,
+        in_flight: int,
+        delivered: int,
+        prior_delivered: int,
+        rate: int | None,
+        app_limited: bool,
+        rtt_ns: int | None,
+        smoothed_ns: int,
+        min_ns: int,
+        sent_ns: int,
+        fair_rate: FairRate | None = None,
+    ) -> None:
+        self.now_ns = now_ns
+        self.path_ns = path_ns
+        self.acked = acked
+        self.fresh = fresh
+        self.prior_in_flight = prior_in_flight
+        self.in_flight = in_flight
+        self.delivered = delivered
+        self.prior_delivered = prior_delivered
+        self.rate = rate
+        self.app_limited = app_limited
+        self.rtt_ns = rtt_ns
+        self.smoothed_ns = smoothed_ns
+        self.min_ns = min_ns
+        self.sent_ns = sent_ns
+        self.fair_rate = fair_rate
 
     def fills(self, window: int, *, slow_start: bool) -> bool:
         """Return whether so large a window was in use, which it has to be to grow (RFC 9002 section 7.8).

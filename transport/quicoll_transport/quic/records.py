@@ -1,11 +1,13 @@
 """What packets carried, so that it can be done with when they arrive, and done again when they are lost.
 
 A run of packets has a tuple of items (`recovery.PacketRun.items`); each packet of it carried its part of each item.
+They are plain classes, because one is made for nearly each packet: a tuple with names takes a call of Python's even
+where all is compiled.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from quicoll_transport.quic.acknowledgements import ToldNumbers
@@ -16,17 +18,20 @@ if TYPE_CHECKING:
 __all__ = ["Carried", "SentControl", "SentNumbers", "SentParity", "SentStripe"]
 
 
-class SentStripe(NamedTuple):
+class SentStripe:
     """Bytes [start, stop) of a stream, `step` in each packet and the rest in the last; with one packet, all in it.
 
     fin: the last packet said that the stream ends there.
     """
 
-    stream: SendStream
-    start: int
-    step: int
-    stop: int
-    fin: bool
+    __slots__ = ("fin", "start", "step", "stop", "stream")
+
+    def __init__(self, stream: SendStream, start: int, step: int, stop: int, fin: bool) -> None:
+        self.stream = stream
+        self.start = start
+        self.step = step
+        self.stop = stop
+        self.fin = fin
 
     def part(self, run: PacketRun[Carried], first: int, end: int) -> tuple[int, int, bool]:
         """Return the bytes that packets [first, end) of a run carried, as (start, stop, fin)."""
@@ -36,23 +41,32 @@ class SentStripe(NamedTuple):
         return low, self.start + (end - run.first) * self.step, False
 
 
-class SentNumbers(NamedTuple):
+class SentNumbers:
     """An ACK frame."""
 
-    told: ToldNumbers
+    __slots__ = ("told",)
+
+    def __init__(self, told: ToldNumbers) -> None:
+        self.told = told
 
 
-class SentControl(NamedTuple):
+class SentControl:
     """Frames of `ControlFrames`."""
 
-    keys: list[ControlKey]
+    __slots__ = ("keys",)
+
+    def __init__(self, keys: list[ControlKey]) -> None:
+        self.keys = keys
 
 
-class SentParity(NamedTuple):
+class SentParity:
     """A packet of a set of parity, and which one of it."""
 
-    set_id: int
-    place: int
+    __slots__ = ("place", "set_id")
+
+    def __init__(self, set_id: int, place: int) -> None:
+        self.set_id = set_id
+        self.place = place
 
 
 Carried: TypeAlias = SentStripe | SentNumbers | SentControl | SentParity

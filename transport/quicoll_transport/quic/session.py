@@ -382,6 +382,10 @@ class Session:
             delivery_rate=recovery.delivery_rate,
         )
 
+    @property
+    def min_rtt_ns(self) -> int | None:
+        return None if self._plane is None else self._plane.recovery.rtt.min_ns
+
     # -- what the link asks for ----------------------------------------------------------------------------------
 
     def limit_datagrams(self, most: int) -> None:

@@ -669,7 +669,7 @@ def _patience_ns(connections: Iterable[Connection]) -> int:
     """Return how long what comes next may wait for more, where many datagrams of these have come at once."""
     patience_ns = 0
     for connection in connections:
-        rtt_ns = connection.carrier.path_stats().min_rtt_ns
+        rtt_ns = connection.carrier.min_rtt_ns
         if rtt_ns is None or rtt_ns < _PATIENCE_PART * _PATIENCE_NS:
             return 0
         patience_ns = _PATIENCE_NS
