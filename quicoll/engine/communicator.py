@@ -367,7 +367,8 @@ class Communicator:
             except _TransportError as error:
                 raise TransferFailed(number, error, sending=True) from error
         self._calls.called(slot, announce, now_ns)
-        self._answer(self._calls.answers())
+        if answers := self._calls.answers():
+            self._answer(answers)
 
     def _advance(self, operation: InFlight) -> None:
         """Something has happened that an operation may wait for: let it go on as far as it can."""
@@ -471,7 +472,8 @@ class Communicator:
         operation.close()
         # Last, and with no turn of the loop since `fail`: a late announcement must find the slot or the failure.
         del self._running[operation.slot.group, operation.slot.seq]
-        self._answer(self._calls.finish(operation.slot))
+        if answers := self._calls.finish(operation.slot):
+            self._answer(answers)
         operation.ended(seq, error)
 
     def _cancel(self, operation: InFlight) -> None:
