@@ -421,9 +421,9 @@ def a_barrier_is_early_on_one_rank(patch: Patch) -> None:
     def is_early(self: Communicator, operation: InFlight) -> bool:
         return operation.call.name == "barrier" and self.rank == 1
 
-    def silent(self: Communicator, operation: InFlight) -> None:
+    def silent(self: Communicator, operation: InFlight, now_ns: int) -> None:
         if not is_early(self, operation):
-            announce(self, operation)
+            announce(self, operation, now_ns)
 
     def hasty(self: Communicator, operation: InFlight) -> bool:
         return is_early(self, operation) or gone_on(self, operation)
