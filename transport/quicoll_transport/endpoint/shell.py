@@ -342,9 +342,7 @@ class Endpoint:
         self._inside = False
         while self._to_hear:
             callback, argument = self._to_hear.popleft()
-            if self._core.actions:
-                self._act()
-            self._safely(callback, argument)
+            self.call(callback, argument)
 
     def call(self, callback: Callable[..., object], *arguments: object) -> bool:
         """Call the layer above, when what was decided before has been done."""
