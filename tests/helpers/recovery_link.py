@@ -222,6 +222,8 @@ class Transfer:
             self.timeouts += probes > 0
             self._again(timeout.lost)
             self._again(timeout.again)
+        if self._pacer is not None:
+            self._pacer.begin_turn()
         while self._send(probes) and self._pacer is not None:
             probes = 0
 
@@ -255,12 +257,11 @@ class Transfer:
         """Send what may leave at once as one run; return whether anything did."""
         recovery, chunks = self.recovery, []
         room = recovery.room // DATAGRAM
-        if self._pacer is not None:
-            self._pacer.due_ns = None
         if self._pacer is not None and room and self._queue:
-            rate = recovery.controller.rate(recovery.rtt.smoothed_ns)
+            controller = recovery.controller
+            rate = controller.rate(recovery.rtt.smoothed_ns)
             wanted = min(room, len(self._queue)) * DATAGRAM
-            room = self._pacer.allowance(rate, wanted, self.now_ns) // DATAGRAM
+            room = self._pacer.allowance(rate, wanted, self.now_ns, controller.arrears_ns) // DATAGRAM
         room = max(room, probes)
         while self._queue and len(chunks) < room:
             chunk = self._queue.popleft()

@@ -149,12 +149,12 @@ def test_a_wake_up_takes_about_a_mib_and_leaves_the_rest_for_the_next(monkeypatc
 
 
 def test_small_datagrams_are_bounded_by_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    batches = drained(reading(monkeypatch, [(b"tiny", 4, A)] * 500, together=False))
-    assert [len(batch) for batch in batches] == [128, 128, 128, 116]
+    batches = drained(reading(monkeypatch, [(b"tiny", 4, A)] * 1100, together=False))
+    assert [len(batch) for batch in batches] == [512, 512, 76]
 
 
 def test_empty_datagrams_are_passed_over_and_do_not_hold_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    script: list[tuple[bytes, int, Address] | int] = [(b"", 0, B)] * 300
+    script: list[tuple[bytes, int, Address] | int] = [(b"", 0, B)] * 1200
     opened = reading(monkeypatch, [*script, (b"a", 1, A), (b"", 0, B), (b"b", 1, A)], together=True)
     opened._on_runs = lambda runs: pytest.fail("there is nothing yet")
     opened._readable()
@@ -216,6 +216,24 @@ def test_what_comes_next_waits_as_long_as_who_was_given_the_last_says_and_is_giv
     assert loop.watched
     assert not loop.due
     assert given == [[b"a"], [b"b", b"d", b"c"], [b"e"]]
+
+
+def test_nobody_pauses_where_more_is_there_than_was_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = patient(monkeypatch, [(b"a", 1, A)] * 513)
+    loop = opened._loop
+    given: list[int] = []
+
+    def take(runs: list[DatagramRun]) -> float:
+        given.append(sum(len(run) for run in runs))
+        return 0.5
+
+    opened._on_runs = take
+    opened._readable()
+    assert loop.watched
+    assert not loop.due
+    opened._readable()
+    assert not loop.watched
+    assert given == [512, 1]
 
 
 def test_a_pause_ends_where_nothing_has_come_or_what_was_given_could_not_be_taken(

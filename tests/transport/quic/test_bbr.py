@@ -14,6 +14,8 @@ from recovery_link import MS
 
 from quicoll_transport.quic.arrival_line import FairRate
 from quicoll_transport.quic.bbr import Bbr, BbrState
+from quicoll_transport.quic.cubic import Cubic
+from quicoll_transport.quic.newreno import NewReno
 from quicoll_transport.quic.path_memory import KnownPath, PathMemory, RememberedPath
 
 fixed = settings(derandomize=True, deadline=None, max_examples=100)
@@ -187,6 +189,14 @@ def test_cruising_sends_a_hundredth_below_the_bandwidth() -> None:
     assert driven.bbr.bandwidth.value == RATE
     assert driven.paced() == RATE * 99 // 100
     assert driven.bbr.window > 2 * CONTENTS - 10
+
+
+def test_who_is_late_makes_up_for_half_of_the_longest_queue() -> None:
+    driven = cruising()
+    assert driven.bbr.arrears_ns == 0
+    driven.bbr.signs.on_round_trip(RTT + 20 * MS, 0)
+    assert driven.bbr.arrears_ns == 10 * MS
+    assert Cubic(SIZE).arrears_ns == NewReno(SIZE).arrears_ns == 0
 
 
 def test_it_is_time_to_probe_after_two_to_three_seconds_by_chance() -> None:

@@ -427,6 +427,40 @@ def test_hosts_that_come_late_are_not_taken_for_a_queue() -> None:
     assert unknown[-1] > 2.0, "without it they are"
 
 
+@pytest.mark.parametrize(
+    ("rate", "rtt", "most_ms", "queue", "least"),
+    [
+        (25_000_000, 50 * MS, 40, 1.0, 0.85),
+        (62_500_000, 10 * MS, 20, 1.0, 0.55),
+        (25_000_000, 50 * MS, 40, 0.25, 0.45),
+        (62_500_000, 10 * MS, 20, 0.25, 0.2),
+    ],
+)
+def test_hosts_that_are_mostly_elsewhere_make_up_for_what_they_missed(
+    rate: int, rtt: int, most_ms: int, queue: float, least: float
+) -> None:
+    """Each sends and reads for a millisecond on average, and then has other work for up to `most_ms`.
+
+    With a bucket of two milliseconds alone the first two were 0.54 and 0.38. A short queue does not gain by it, nor
+    does it lose.
+    """
+    arrived = 0
+    for seed in (1, 2):
+        hosts = (
+            BusyHost(seed, every_ns=MS, most_ns=most_ms * MS),
+            BusyHost(seed + 100, every_ns=MS, most_ns=most_ms * MS),
+        )
+        line, back = bottleneck(queue, loss=0.001, rate=rate, rtt=rtt, seed=seed), Line(7, delay_ns=rtt // 2)
+        controller = Bbr(DATAGRAM, random.Random(seed).randbytes)
+        packets = 10 * rate // DATAGRAM
+        transfer = Transfer(packets, controller, line, back, paced=True, ack_delay_ns=5 * MS, hosts=hosts, stamps=True)
+        run_together([transfer], 2 * S)
+        before = transfer.arrived
+        run_together([transfer], 8 * S)
+        arrived += (transfer.arrived - before) * DATAGRAM
+    assert arrived > least * 2 * 6 * rate
+
+
 def both_ways(*, stamps: bool) -> list[float]:
     """16 MiB each way, each over what the line alone takes for it."""
     rate, rtt, ratios = 62_500_000, 10 * MS, []

@@ -48,6 +48,17 @@ def known(deepest: int = RTT) -> Rounds:
     return rounds
 
 
+def test_the_longest_queue_is_remembered_from_one_cycle_to_the_next() -> None:
+    assert CongestionSigns(Noise()).longest_queue_ns == 0
+    rounds = known(3 * RTT)
+    assert rounds.signs.longest_queue_ns == 2 * RTT
+    rounds.signs.longest.end_cycle()
+    rounds.settle()
+    assert rounds.signs.longest_queue_ns == 2 * RTT
+    rounds.signs.longest.end_cycle()
+    assert rounds.signs.longest_queue_ns == 0
+
+
 def test_more_than_noise_is_lost_where_a_queue_may_be_full() -> None:
     rounds = known(2 * RTT)
     rounds.begin(2 * RTT, lost=3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -40,6 +41,30 @@ def test_over_no_stretch_of_time_more_than_the_rate_and_a_bucket(rate: int, aske
 
 
 @fixed
+@given(
+    rate=rates,
+    arrears=st.integers(0, 30 * MS),
+    asked=st.lists(st.tuples(st.integers(0, 40 * MS), st.integers(1, 400 * DATAGRAM)), min_size=1, max_size=60),
+)
+def test_over_no_stretch_of_time_more_than_the_rate_a_bucket_and_the_arrears(
+    rate: int, arrears: int, asked: list[tuple[int, int]]
+) -> None:
+    pacer, now = Pacer(DATAGRAM, 0), 0
+    sent: list[tuple[int, int]] = []
+    for wait, wanted in asked:
+        now += wait
+        pacer.begin_turn()
+        allowed = pacer.allowance(rate, wanted, now, arrears)
+        pacer.spend(allowed)
+        sent.append((now, allowed))
+    for i, (begin, _) in enumerate(sent):
+        total = 0
+        for end, nbytes in sent[i:]:
+            total += nbytes
+            assert total * NS <= bucket_of(rate) * NS + rate * (arrears + end - begin)
+
+
+@fixed
 @given(rate=rates, wanted=st.lists(st.integers(1, 40 * DATAGRAM), min_size=2, max_size=40))
 def test_what_is_refused_is_allowed_at_the_due_time_and_not_before(rate: int, wanted: list[int]) -> None:
     pacer, now = Pacer(DATAGRAM, 0), 0
@@ -58,19 +83,58 @@ def test_what_is_refused_is_allowed_at_the_due_time_and_not_before(rate: int, wa
 
 
 @fixed
-@given(rate=st.integers(10**5, 10**10), late=st.integers(0, MS))
-def test_a_sender_that_always_has_more_gets_the_rate_even_if_its_timer_is_late(rate: int, late: int) -> None:
+@given(
+    rate=st.integers(10**5, 10**10),
+    arrears=st.integers(0, 30 * MS),
+    late=st.lists(st.floats(0, 1), min_size=1, max_size=100),
+)
+def test_a_sender_that_always_has_more_gets_the_rate_even_if_its_timer_is_late(
+    rate: int, arrears: int, late: list[float]
+) -> None:
+    """By a millisecond, which the bucket holds, and by the arrears."""
     pacer, now, total = Pacer(DATAGRAM, 0), 0, 0
-    for _ in range(200):
-        allowed = pacer.allowance(rate, 1 << 40, now)
-        total += allowed
-        pacer.spend(allowed)
-        if not allowed:
-            assert pacer.due_ns is not None
-            now = pacer.due_ns + late
-    assert total * NS <= bucket_of(rate) * NS + rate * now
-    burst = max(2 * DATAGRAM, rate // 1000)
-    assert (total + burst) * NS >= rate * (now - late - 1), "less than one burst is outstanding"
+    for part in late:
+        pacer.begin_turn()
+        while allowed := pacer.allowance(rate, 1 << 40, now, arrears):
+            total += allowed
+            pacer.spend(allowed)
+        assert total * NS <= bucket_of(rate) * NS + rate * now
+        assert pacer.due_ns is not None
+        burst = max(2 * DATAGRAM, rate // 1000)
+        assert (total + burst) * NS >= rate * (now - 1), "less than one burst is outstanding"
+        now = pacer.due_ns + int(part * max(arrears, MS))
+
+
+def refused() -> Pacer:
+    """A pacer of 100 MB/s whose turn at 2 ms ends with nothing left, and whose next burst is due at 3 ms."""
+    pacer = Pacer(DATAGRAM, 0)
+    assert pacer.allowance(100_000_000, 1 << 40, 0) == 0
+    pacer.begin_turn()
+    assert pacer.allowance(100_000_000, 1 << 40, 2 * MS) == 200_000
+    pacer.spend(200_000)
+    assert pacer.allowance(100_000_000, 1 << 40, 2 * MS) == 0
+    assert pacer.due_ns == 3 * MS
+    return pacer
+
+
+@pytest.mark.parametrize(("at_ms", "allowed"), [(3, 100_000), (7, 500_000), (8, 600_000), (60, 700_000)])
+def test_what_was_due_and_missed_is_made_up_for_as_far_as_bucket_and_arrears_go(at_ms: int, allowed: int) -> None:
+    pacer = refused()
+    pacer.begin_turn()
+    assert pacer.allowance(100_000_000, 1 << 40, at_ms * MS, 5 * MS) == allowed
+
+
+def test_without_arrears_a_late_turn_gets_the_bucket() -> None:
+    pacer = refused()
+    pacer.begin_turn()
+    assert pacer.allowance(100_000_000, 1 << 40, 60 * MS) == 200_000
+
+
+def test_who_asks_for_nothing_in_a_turn_is_not_late_after_it() -> None:
+    pacer = refused()
+    pacer.begin_turn()
+    pacer.begin_turn()
+    assert pacer.allowance(100_000_000, 1 << 40, 60 * MS, 5 * MS) == 200_000
 
 
 def test_a_full_bucket_to_begin_with_and_after_a_pause() -> None:

@@ -26,6 +26,7 @@ class Recorder:
     """A controller that only writes down what it is told."""
 
     window: int = 1 << 30
+    arrears_ns: int = 0
     told: list[object] = field(default_factory=list)
 
     def rate(self, smoothed_ns: int) -> int | None:

@@ -11,7 +11,7 @@ looks at the socket:
 
     waked      the loop watches the socket, and reads it as soon as it has something
     paused     it does not; a timer reads what has come meanwhile, together. It is paused again, or waked, as who was
-               given that says; waked where there was nothing, or where that raised
+               given that says; waked where there was nothing, where that raised, and where the bound left something
 
 A run on its way out. `_gone` counts its datagrams that are dealt with: sent, or refused by the system for good.
 
@@ -61,7 +61,7 @@ __all__ = [
 ]
 
 _DRAIN = 1 << 20  # bytes taken before the endpoint answers; more would delay acknowledgements
-_READS = 128  # system calls for them, likewise: small datagrams cost as much as large ones
+_READS = 512  # system calls for them, likewise: small datagrams cost as much as large ones
 _PIECE = 65536  # bytes that one system call may give
 _ANCILLARY = offload.ANCILLARY + arrival.ANCILLARY
 _TOGETHER_NS = 1_000_000  # between the first and the last of a run, for they have one time of arrival
@@ -169,9 +169,11 @@ class UdpSocket:
     def _readable(self) -> None:
         patience: float | None = None
         try:
-            runs = self._take()
+            runs, emptied = self._take()
             if runs and self._on_runs is not None:
                 patience = self._on_runs(runs)
+                if not emptied:  # what follows is here already
+                    patience = None
         finally:
             if self._on_runs is not None:  # not closed in there
                 self._watch(patience)
@@ -186,13 +188,16 @@ class UdpSocket:
             self._pause = None
             self._loop.add_reader(self._socket.fileno(), self._readable)
 
-    def _take(self) -> list[DatagramRun]:
-        """Read what there is, within the bounds; it stays in the slab until the next call."""
+    def _take(self) -> tuple[list[DatagramRun], bool]:
+        """Read what there is, within the bounds, and say whether that was all; it stays in the slab until the next
+        call."""
         taken = RunsBySender(self._slab, _TOGETHER_NS)
+        emptied = False
         for _ in range(_READS):
             try:
                 length, each, source, at_ns = self._read(self._slab[taken.filled : taken.filled + _PIECE])
             except BlockingIOError:
+                emptied = True
                 if not taken.filled:  # woken by the error queue alone, or it would wake us for ever
                     self._read_errors()
                 break
@@ -212,7 +217,7 @@ class UdpSocket:
                 run.address = self._from_wire(run.address)
             run.waited_ns = arrival.waited(at_ns, wall_ns)
             runs.append(run)
-        return runs
+        return runs, emptied
 
     def _read(self, into: memoryview) -> tuple[int, int, Address, int]:
         """Read once; return the number of bytes, the size of each datagram in them, who sent them, and when they came.

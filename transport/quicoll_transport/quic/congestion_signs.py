@@ -106,6 +106,12 @@ class CongestionSigns:
         shortest, least = self.shortest.value_ns, self._least_ns
         return shortest is not None and least is not None and shortest * 9 // 8 + _MS < least < shortest * 2
 
+    @property
+    def longest_queue_ns(self) -> int:
+        """How long the longest round trip was, beyond the shortest."""
+        shortest = self.shortest.value_ns
+        return 0 if shortest is None else max(self.longest.value_ns - shortest, 0)
+
     def _may_be_full(self) -> bool:
         half = (self.longest.value_ns + (self.shortest.value_ns or 0)) // 2
         return self.has_queue() and max(self._longest_ns, self._longest_before_ns) >= half

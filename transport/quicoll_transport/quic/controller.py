@@ -2,7 +2,8 @@
 
 A controller sees no packets. `recovery` tells it, once for each acknowledgement, what was lost and then what arrived;
 so its decisions do not depend on how packets were put together into runs. Two numbers come back: `window`, how many
-bytes may be in flight, and `rate`, how fast they may leave.
+bytes may be in flight, and `rate`, how fast they may leave. `arrears_ns` says what of the rate a sender that came late
+may make up for.
 
 Recovery periods (RFC 9002 section 7.3.2) are kept by recovery, for all controllers alike: one begins with a loss of a
 packet that was sent after the last began. `LossSample.begins_period` says so, and `AckSample.fresh` counts only
@@ -139,6 +140,10 @@ class Controller(Protocol):
     def rate(self, smoothed_ns: int) -> int | None:
         """Return the bytes a second at which to send, given a round trip; None: as fast as the window lets."""
 
+    @property
+    def arrears_ns(self) -> int:
+        """Of how long a sender that came late may send at once what it missed, in nanoseconds of its rate."""
+
     def on_sent(self, nbytes: int, in_flight: int, now_ns: int) -> None:
         """Packets have left; `in_flight` is what was in flight before them."""
 
@@ -184,6 +189,11 @@ class LossBased:
     def rate(self, smoothed_ns: int) -> int | None:
         """See Controller."""
         return paced_rate(self._window, smoothed_ns, slow_start=self._slow_start)
+
+    @property
+    def arrears_ns(self) -> int:
+        """See Controller; of queues it knows only that they overflow."""
+        return 0
 
     def on_sent(self, nbytes: int, in_flight: int, now_ns: int) -> None:
         """See Controller; the window says all."""

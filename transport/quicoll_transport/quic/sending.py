@@ -241,7 +241,8 @@ class Sender:
 
     def datagrams(self, now_ns: int) -> list[DatagramRun]:
         """Return what may be sent now, in order; good until the next call."""
-        self._used, self._more_ns, self._pacer.due_ns = 0, None, None
+        self._used, self._more_ns = 0, None
+        self._pacer.begin_turn()
         if not self._ending.is_open:
             return self._last_words()
         keys, outbound, protection = self._keys, self._outbound, self._protection
@@ -437,8 +438,9 @@ class Sender:
 
     def _allowance(self, wanted: int, now_ns: int) -> int:
         """Return how many of the bytes that the window has room for the pacer lets go now."""
-        recovery = self.recovery
-        return self._pacer.allowance(recovery.controller.rate(recovery.rtt.smoothed_ns), wanted, now_ns)
+        controller = self.recovery.controller
+        rate = controller.rate(self.recovery.rtt.smoothed_ns)
+        return self._pacer.allowance(rate, wanted, now_ns, controller.arrears_ns)
 
     # -- runs ----------------------------------------------------------------------------------------------------
 
