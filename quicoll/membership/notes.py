@@ -10,6 +10,7 @@ from quicoll.membership.coordinator.actions import (
     NodeDismissed,
     NodeJoined,
     NodeLost,
+    NodeReleased,
     NodesForgotten,
     ScaleAsked,
     StepCommitted,
@@ -47,6 +48,8 @@ def emit_note(event: MembershipEvent, observers: Emitter) -> None:
             emit("nodes_forgotten", nodes=list(event.nodes))
         case NodeDismissed():
             emit("node_dismissed", peer=event.node, cause=event.cause)
+        case NodeReleased():
+            emit("node_released", peer=event.node)
         case ScaleAsked():
             emit("scale_asked", world_size=event.world_size, leave=list(event.leave))
         case ViewProposed():

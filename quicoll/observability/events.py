@@ -48,7 +48,8 @@ class Event:
     shards_received(blocks, view);
     fault(what); refused(reason); straggler(rank, peer, op, seconds, view); job_done(step, nodes); leads(token, seed);
     stands_by(cause, leader); nodes_forgotten(nodes); scale_asked(world_size, leave); node_dismissed(peer, cause);
-    dismissed(reason); progress(step, epoch, step_s, communication_share, data_share, samples_per_s);
+    node_released(peer); dismissed(reason); progress(step, epoch, step_s, communication_share, data_share,
+    samples_per_s);
     tiers_changed(version, active, cold); tiers_refused(version, nodes, reason); piece_refused(state, peer, reason);
     certificates_rotated(fingerprint); certificate_denied(fingerprint); flight_unwritten(reason);
     metrics_served(address).

@@ -38,6 +38,7 @@ _SENTENCES = {
     "nodes_forgotten": "gives up {nodes}, as an operator asked",
     "scale_asked": "is asked for {world_size} ranks",
     "node_dismissed": "tells {peer} to leave: {cause}",
+    "node_released": "lets {peer} go, which was asked to stop",
     "dismissed": "was told to leave, and has: {reason}",
     "fault": "fault: {what}",
 }

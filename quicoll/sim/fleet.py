@@ -506,12 +506,24 @@ class Fleet:
         self._world.note(event.kind, machine.name, fields, detail=event.fields)
         if is_coordinator(machine.name) and event.kind == "step_aborted":
             self.aborted += 1
+        if is_coordinator(machine.name):
+            self._follow(machine.name, event)
         if event.kind == "view_installed" and machine.engine is not None and self.hosts is not None:
             view_id, nodes, where = event.fields["view"], event.fields["nodes"], self.hosts.where
             beside = tuple(each for each in nodes if each != machine.name and where[each] == where[machine.name])
             carrier = memory_use(machine.engine, view_id, nodes)
             if carrier is not None:
                 self._checker.carried(machine.name, view_id, carrier, beside)
+
+    def _follow(self, coordinator: str, event: Observed) -> None:
+        match event.kind:
+            case "node_joined":
+                self._checker.joined(coordinator, event.fields["peer"])
+            case "peer_lost":
+                self._checker.lost(coordinator, event.fields["peer"])
+            case "node_released":
+                stopping = [each.name for each in self.workers if each.terminated]
+                self._checker.released(coordinator, event.fields["peer"], stopping)
 
     # -- how it ends ---------------------------------------------------------------------------------------------
 

@@ -14,7 +14,8 @@
     durable         a commit that the journal has taken is in it after every restart; a rank's state never goes back
                     while its process lives, and a rank never begins a step of the last view from an older state
                     than another living rank holds. A state that is torn, half overwritten by a newer one, is held no
-                    more; one of a checkpoint is as new as the last decision that led to as many steps
+                    more, nor is one whose rank was asked to stop and let go when nobody else was there to take it; one
+                    of a checkpoint is as new as the last decision that led to as many steps
     quorum          a view has more than half of the members of the one before it that have not left
     deadline        a collective ends by its timeout, a step's entry and its vote by theirs, with GRACE_S of the host's
                     own time beyond them (not looked at where the host was paused, slow or leapt meanwhile)
@@ -45,7 +46,7 @@ BLAKE2b over names, types, shapes and bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quicoll.errors import Corrupted, Diverged, Mismatch, PeerError, QuicollError
@@ -139,6 +140,8 @@ class Checker:
         self._counts: dict[tuple[str, int, int], int] = {}  # by node, view and group
         self.held: dict[str, tuple[int, int]] = {}  # by node: decision and step of the state of its living process
         self._reached: dict[int, int] = {}  # by step: the last decision of a state after it
+        self._connected: dict[str, dict[str, None]] = {}  # by coordinator: nodes that have joined it and are not lost
+        self._taken_along: dict[str, None] = {}  # ranks whose states go with them, for nobody was there to take them
 
     def break_(self, kind: str, message: str, *, node: str = "") -> None:
         """An invariant is broken. The first one counts; the run ends at once."""
@@ -275,6 +278,23 @@ class Checker:
         known = 0 if held in self._claimed else decision
         return known or self._reached.get(step, 0), step
 
+    def joined(self, coordinator: str, node: str) -> None:
+        """A node has joined this coordinator."""
+        self._connected.setdefault(coordinator, {})[node] = None
+
+    def lost(self, coordinator: str, node: str) -> None:
+        """It is connected to it no more."""
+        self._connected.setdefault(coordinator, {}).pop(node, None)
+
+    def released(self, coordinator: str, node: str, stopping: Collection[str]) -> None:
+        """A rank that was asked to stop may go, says the coordinator. stopping: all ranks that were asked to.
+
+        Where others are there who stay, one of them has to hold the state; else the rank takes it along, and who comes
+        while it still is on its way begins without it.
+        """
+        if all(each in stopping for each in self._connected.get(coordinator, {}) if each != node):
+            self._taken_along[node] = None
+
     def torn(self, node: str) -> None:
         """A rank's state was to be overwritten by a newer one, and that has not come to its end: it holds none."""
         self.held.pop(node, None)
@@ -359,6 +379,8 @@ class Checker:
             return
         mine = self.held.get(node, (0, 0))
         for member, theirs in self.held.items():  # those that are left out as well: their state would be taken back
+            if member in self._taken_along:
+                continue
             if self._age(theirs)[0] > self._age(mine)[0]:  # no later decision can be without our vote
                 self.break_("durable", f"{node} begins step {step} from {mine}, and {member} holds {theirs}", node=node)
 
@@ -414,6 +436,8 @@ class Checker:
         self._spoiled.pop(node, None)
         self._apart.pop(node, None)
         self.held.pop(node, None)
+        self._taken_along.pop(node, None)
+        self._connected.pop(node, None)
         self.tiered.ended(node)
 
     def _working(self) -> tuple[str, ...]:

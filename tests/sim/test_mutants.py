@@ -40,6 +40,7 @@ from quicoll.membership.coordinator.ballot import Ballot, BallotResult
 from quicoll.membership.coordinator.formation import Formation
 from quicoll.membership.coordinator.history import Committed
 from quicoll.membership.coordinator.ledger import Ledger
+from quicoll.membership.coordinator.releases import Releases
 from quicoll.membership.journal import Journal
 from quicoll.sim import Conditions, Settings, Simulation, workload
 from quicoll.sim.checked import CheckedGroup
@@ -52,6 +53,7 @@ from quicoll_transport.link.outbox import Outbox
 if TYPE_CHECKING:
     from quicoll.engine.in_flight import InFlight
     from quicoll.job import Job
+    from quicoll.membership.coordinator.roster import Candidate
     from quicoll.numerics.destinations import Destination
 
 Patch = pytest.MonkeyPatch
@@ -161,6 +163,18 @@ def a_majority_starts_anew() -> Simulation:
         sim.at(5.0).heal()
 
     return built_in(script, settings=Settings(ranks=3, recovery=20.0, limit=60.0))
+
+
+def the_only_holder_is_asked_to_stop() -> Simulation:
+    """Its host is slow, so its process is there still when the others begin."""
+
+    def script(sim: Simulation) -> None:
+        sim.at(0.0).slow(0, 0.005)
+        sim.at(0.2).scale(5)
+        sim.at(0.21).terminate(0)
+        sim.at(1.0).heal()
+
+    return built_in(script, settings=Settings(ranks=1, recovery=20.0, limit=60.0))
 
 
 def a_rank_learns() -> Simulation:
@@ -305,6 +319,15 @@ def anybody_is_a_quorum(patch: Patch) -> None:
 
 def a_quorum_needs_no_state(patch: Patch) -> None:
     patch.setattr(Formation, "_state_absent", lambda self, chosen, history: "")
+
+
+def the_last_holder_is_let_go(patch: Patch) -> None:
+    def all_who_ask(self: Releases) -> list[Candidate]:
+        going = [each for each in self._roster if self._told.get(each.node) is False]
+        self._told.update(dict.fromkeys((each.node for each in going), True))
+        return going
+
+    patch.setattr(Releases, "may_go", all_who_ask)
 
 
 def aborted_steps_are_applied(patch: Patch) -> None:
@@ -454,6 +477,7 @@ MUTANTS = (
     Mutant(commits_are_announced_but_not_recorded, calm, "one-decision"),
     Mutant(anybody_is_a_quorum, minority_with_the_coordinator, "quorum"),
     Mutant(a_quorum_needs_no_state, a_majority_starts_anew, "durable"),
+    Mutant(the_last_holder_is_let_go, the_only_holder_is_asked_to_stop, "durable"),
     Mutant(aborted_steps_are_applied, a_late_voter_is_killed, "all-or-none"),
     Mutant(a_majority_of_votes_is_enough, a_late_voter_is_killed, "all-or-none"),
     Mutant(the_oldest_state_is_handed_over, restart_of_a_rank, "durable"),

@@ -174,6 +174,20 @@ def test_the_only_holder_that_is_terminated_while_others_come_in_stays_until_one
     assert all(what["step"] > 0 for what in received), "nobody begins from the start"
 
 
+def test_the_only_holder_that_was_let_go_before_others_came_takes_its_state_along() -> None:
+    """Seed 6905, later: its process is still there when they begin anew, a few milliseconds after it has left."""
+    events = parse_events(
+        "sim.at(0.0).slow(0, 0.002); sim.at(0.2).terminate(0); sim.at(0.27).scale(5); sim.at(1.0).heal()"
+    )
+    recording = Recording()
+    scenario = Scenario(seed=6905, steps=1, settings=Settings(ranks=1), events=events)
+    outcome = run_scenario(scenario, recorder=recording.record)
+    assert outcome.error is None, outcome.error
+    times = {entry.kind: entry.t_ns for entry in reversed(recording.entries) if entry.who == "coordinator"}
+    joined = [entry for entry in recording.entries if entry.kind == "node_joined" and entry.what["peer"] == "worker-1"]
+    assert times["node_released"] < joined[0].t_ns < times["peer_lost"]
+
+
 def test_a_spare_called_in_for_the_end_of_a_job_hears_that_it_is_done_and_ends() -> None:
     """Seed 10008: it was in the last view, and the others ended before it had the state."""
     wide_area = Conditions(latency_ns=30_000_000, jitter_ns=15_000_000)

@@ -25,6 +25,7 @@ __all__ = [
     "NodeDismissed",
     "NodeJoined",
     "NodeLost",
+    "NodeReleased",
     "NodesForgotten",
     "Note",
     "Persist",
@@ -144,9 +145,18 @@ class NodeDismissed:
     cause: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeReleased:
+    """A node that was asked to stop is told that it may go: nobody who is here now needs its state."""
+
+    now_ns: int
+    node: str
+
+
 MembershipEvent: TypeAlias = (
     NodeJoined
     | NodeDismissed
+    | NodeReleased
     | ScaleAsked
     | NodeLost
     | NodesForgotten

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from quicoll.membership.coordinator.actions import NodesForgotten
+from quicoll.membership.coordinator.actions import NodeReleased, NodesForgotten
 from quicoll.membership.coordinator.formation import Readiness
 from quicoll.membership.coordinator.probes import MOVES_NS, expectations
 from quicoll.membership.coordinator.stage import CoordinatorState
@@ -115,6 +115,7 @@ class Reconsidering:
         elif self._stage.active is not None:
             self._installed(self._stage.active, now_ns)
         for candidate in self._releases.may_go():
+            self._out.note(NodeReleased(now_ns=now_ns, node=candidate.node))
             self._out.release(candidate)
         self._probe(now_ns)
 

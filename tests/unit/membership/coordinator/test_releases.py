@@ -6,6 +6,7 @@ import pytest
 from coordinator_bench import SECOND, Bench
 
 from quicoll.membership import messages as m
+from quicoll.membership.coordinator.actions import NodeReleased
 
 
 def may_go(bench: Bench, node: str) -> bool:
@@ -29,6 +30,7 @@ def test_a_rank_may_go_at_once_where_nobody_needs_its_state(nodes: str) -> None:
     bench.commit(*nodes)
     bench.say("a", m.AskToLeave())
     assert may_go(bench, "a")
+    assert [note.event.node for note in bench.notes(NodeReleased)] == ["a"]
 
 
 def test_the_only_holder_stays_until_another_one_has_begun_a_step_from_its_state() -> None:
@@ -37,6 +39,7 @@ def test_the_only_holder_stays_until_another_one_has_begun_a_step_from_its_state
     bench.advance(SECOND)
     assert bench.confirm().nodes == ("a", "b", "c")
     assert not may_go(bench, "a")
+    assert not bench.notes(NodeReleased)
     bench.begin("b")
     assert may_go(bench, "a")
     bench.say("a", m.Leave(reason="terminated", committed_step=1))
