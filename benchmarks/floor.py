@@ -29,22 +29,26 @@ from quicoll_transport.net import offload
 
 _HEAD, _FRAME, _TAG = 13, 11, 16  # bytes of a short header, a STREAM frame's head, a tag
 _CHUNK = 1 << 20
-_AHEAD = 2 << 20  # bytes that may be under way
-_TURN = 1 << 20  # bytes made or read at a time
+_AHEAD = 2 << 20
+_TURN = 1 << 20
 _IV = bytes(12)
 
 
-class _End:
+class End:
     """One end: sends chunks of its arrays, and puts what comes into others. Both go on until both are through."""
 
-    def __init__(self, opened: socket.socket, size: int, number: int) -> None:
-        """number: of the round, so that a late word of the one before is none of this."""
+    def __init__(
+        self, opened: socket.socket, size: int, number: int, *, ahead: int = _AHEAD, turn: int = _TURN
+    ) -> None:
+        """number: of the round, so that a late word of the one before is none of this. ahead: bytes that may be under
+        way; turn: bytes made or read at a time."""
         self.socket, self.size, self.number = opened, size, number
+        self.ahead, self.turn = ahead, turn
         self.step = size - _HEAD - _FRAME - _TAG
         self.seal, self.open = AESGCM(bytes(16)).encrypt_into, AESGCM(bytes(16)).decrypt_into
         self.together = max(1, min(offload.MOST_SEGMENTS, offload.MOST_BYTES // size))
         self.out = memoryview(bytearray(self.together * size))
-        self.slab = memoryview(bytearray(_TURN + 65536))
+        self.slab = memoryview(bytearray(turn + 65536))
         self.sent = self.taken = self.told = self.received = 0
         self.queue: list[memoryview] = []  # to be sent, one chunk each
         self.at = 0
@@ -64,7 +68,7 @@ class _End:
 
     def _transmit(self) -> bool:
         made = 0
-        while self.queue and self.sent - self.taken < _AHEAD and made < _TURN:
+        while self.queue and self.sent - self.taken < self.ahead and made < self.turn:
             chunk, used, out, size, step = self.queue[0], 0, self.out, self.size, self.step
             for _ in range(self.together):
                 piece = chunk[self.at : self.at + step]
@@ -88,7 +92,7 @@ class _End:
 
     def _take(self) -> bool:
         slab, total = self.slab, 0
-        while total < _TURN:
+        while total < self.turn:
             try:
                 length, ancillary, _, _ = self.socket.recvmsg_into([slab[:65536]], offload.ANCILLARY)
             except BlockingIOError:
@@ -112,7 +116,7 @@ class _End:
                     xxhash.xxh3_64_intdigest(target)
                     done()
             total += length
-        if self.received - self.told >= _AHEAD // 4 or (total and not self.targets):
+        if self.received - self.told >= self.ahead // 4 or (total and not self.targets):
             self.told = self.received
             self.socket.send((self.received.to_bytes(8, "big") + bytes((self.number,))).ljust(40))
         return total > 0
@@ -122,7 +126,7 @@ class _End:
         return not self.queue and not self.targets and self.taken == self.sent
 
 
-def _run(end: _End) -> None:
+def _run(end: End) -> None:
     selector = selectors.DefaultSelector()
     selector.register(end.socket, selectors.EVENT_READ)
     while not end.through:
@@ -130,7 +134,7 @@ def _run(end: _End) -> None:
             selector.select(1)
 
 
-def _one_way(end: _End, rank: int, array: np.ndarray, out: np.ndarray) -> None:
+def _one_way(end: End, rank: int, array: np.ndarray, out: np.ndarray) -> None:
     data, target = memoryview(array).cast("B"), memoryview(out).cast("B")
     for start in range(0, len(data), _CHUNK):
         if rank == 0:
@@ -139,7 +143,7 @@ def _one_way(end: _End, rank: int, array: np.ndarray, out: np.ndarray) -> None:
             end.post(target[start : start + _CHUNK], lambda: None)
 
 
-def _all_reduce(end: _End, rank: int, array: np.ndarray, out: np.ndarray) -> None:
+def _all_reduce(end: End, rank: int, array: np.ndarray, out: np.ndarray) -> None:
     half, items = len(array) // 2, _CHUNK // 4
     mine, theirs = (0, half) if rank == 0 else (half, 0)
 
@@ -172,7 +176,7 @@ def _rank(rank: int, pipe: Any, arguments: argparse.Namespace) -> None:
     out = np.empty_like(array)
     for work in (_one_way, _all_reduce):
         for number in range(arguments.rounds + 1):
-            end = _End(opened, arguments.datagram, number)
+            end = End(opened, arguments.datagram, number)
             out[:] = 0
             pipe.send(None)
             pipe.recv()
