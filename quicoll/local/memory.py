@@ -53,7 +53,9 @@ class Segment:
         self.words = whole.cast("Q")
         self.data = whole
         self.array: Array = np.frombuffer(self._map, np.uint8)
-        self.array[: layout.base : mmap.PAGESIZE].max()  # MAP_POPULATE would make all of the rooms as well
+        # What small calls touch is mapped from the start. Of 16 ranks the rings are 4 GiB of mappings, which took each
+        # of them 0.1 s to join; they are mapped when a first large call uses them.
+        self.array[: layout.rings_at : mmap.PAGESIZE].max()
         self._descriptor = -1
         self._on_short: Callable[[OSError], None] = lambda error: None
 

@@ -26,7 +26,6 @@ from quicoll_transport.quic import (
     error_name,
     handshake_in_memory,
     is_unauthenticated_initial,
-    selfcheck,
 )
 from quicoll_transport.quic import handshake as handshakes
 from quicoll_transport.quic.access_line import AccessLine
@@ -166,14 +165,14 @@ def test_a_client_refuses_a_server_of_a_foreign_authority_by_itself(credentials_
 
 @pytest.mark.parametrize("found", ["1.6.9", "1.7.1", "1.8.0", "1.8.0rc1", "2.0.0", "1.10.0"])
 def test_a_version_that_was_not_examined_is_refused(found: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selfcheck, "installed_version", lambda name: found)
+    monkeypatch.setattr("aioquic.__version__", found)
     with pytest.raises(ConfigurationError, match=f"aioquic {found} has not been examined"):
         check_foundation.__wrapped__()
 
 
 @pytest.mark.parametrize("found", ["1.7.2", "1.7.3", "1.7.12"])
 def test_a_version_within_the_range_is_put_to_the_test(found: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selfcheck, "installed_version", lambda name: found)
+    monkeypatch.setattr("aioquic.__version__", found)
     check_foundation.__wrapped__()
 
 
