@@ -2,7 +2,7 @@
 
 What the link has told both before (TLS, certificates of both sides) is where the peer is: its host, the name of its
 abstract Unix socket, and a secret that it has made for this view and this peer (`MeetingPlace`). Then, over that
-socket:
+socket, each line between two ranks:
 
     dialled     the higher rank dials the lower one; the kernel says that the same user is there (SO_PEERCRED); it says
                 which rank it is, and shows that it has both secrets, bound to the view and to who shows it
@@ -14,8 +14,12 @@ of the meeting, of which all ranks hear over their links: then all of them go on
 
 The order of all that is a generator that never waits (`meeting_steps`): it yields each thing that it asks of the host,
 and is sent the answer, or thrown the OSError. `meet_all` answers by sockets, on a thread that blocks; a simulated host
-answers on a virtual clock; and tests end a rank at each of the steps. Nobody waits for each other in a circle: a rank
-dials those below it in their order, and answers only then, so the lowest one that is left always answers.
+answers on a virtual clock; and tests end a rank at each of the steps.
+
+A rank dials all below it, then waits for all its lines at once (`Await`), and goes on with whichever something has come
+on. So of its peers none waits for another one, and all of a host meet while the slowest proves itself once. Only to
+dial can take time, where more have dialled a rank than the kernel lets wait; that rank is a lower one, and the lowest
+dials nobody.
 
 Failure cases: a stranger dials (another user, or without the secrets), says nothing, or what it likes, and hangs up
 when it likes: shut out, and nobody waits for it, because a line is answered only when something has come, and gone on
@@ -42,7 +46,7 @@ __all__ = [
     "MEET_S",
     "MOST_SILENT",
     "SECRET_BYTES",
-    "Admit",
+    "Await",
     "Dial",
     "Give",
     "HangUp",
@@ -112,8 +116,9 @@ class Dial:
 
 
 @dataclass(frozen=True, slots=True)
-class Admit:
-    """Wait for who dials this rank, and has said something or hung up. Answered by the line."""
+class Await:
+    """Wait until something has come, or the other end has hung up, on a line of this rank's or of who has dialled it.
+    Answered by the line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +138,7 @@ class Say:
 
 @dataclass(frozen=True, slots=True)
 class Hear:
-    """Wait for a message. Answered by at most `size` bytes of it; b"" where the other end has hung up."""
+    """Take what has come. Answered by at most `size` bytes of it; b"" where the other end has hung up."""
 
     line: Any
     size: int
@@ -155,7 +160,7 @@ class Give:
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """Wait for handles. Answered by a sequence of them, which need not be as many as there should be."""
+    """Take handles that have come. Answered by a sequence of them, which need not be as many as there should be."""
 
     line: Any
 
@@ -167,7 +172,7 @@ class HangUp:
     line: Any
 
 
-MeetingStep: TypeAlias = Dial | Admit | Recognise | Say | Hear | Identify | Give | Take | HangUp
+MeetingStep: TypeAlias = Dial | Await | Recognise | Say | Hear | Identify | Give | Take | HangUp
 """What a meeting asks of the host, one after the other."""
 
 
@@ -190,7 +195,14 @@ def meeting_steps(
             the caller's to close.
     """
     found: dict[int, tuple[Any, ...]] = {}
+    callers = {peer for peer in places if peer > rank}  # who have yet to dial
+    dialled: dict[Any, int] = {}
+    exchanging: dict[Any, tuple[int, Any]] = {}  # by line, who is there and its process
     whom = "nobody"
+
+    def proof(peer: int, shows: int) -> bytes:
+        return _proof(secrets, places, view_id, peer, shows)
+
     try:
         for peer in sorted(places):
             if peer > rank:
@@ -200,30 +212,37 @@ def meeting_steps(
                 raise ValueError("it names no socket of ours")
             line = yield Dial(places[peer].name)
             yield from _recognise(line)
-            yield Say(line, _FIRST.pack(rank, _proof(secrets, places, view_id, peer, rank)))
-            shown = yield Hear(line, _PROOF_BYTES + 1)
-            if not hmac.compare_digest(shown, _proof(secrets, places, view_id, peer, peer)):
-                raise _Stranger("it has not shown that it knows the secrets")
-            found[peer] = yield from _exchange(line)
-            yield HangUp(line)
+            yield Say(line, _FIRST.pack(rank, proof(peer, rank)))
+            dialled[line] = peer
         while len(found) < len(places):
-            whom = f"ranks {', '.join(str(each) for each in sorted(places) if each not in found)}"
-            line = yield Admit()
-            proved = False
-            try:
-                yield from _recognise(line)
-                said = yield Hear(line, _FIRST.size + 1)
-                peer, shown = _FIRST.unpack(said) if len(said) == _FIRST.size else (rank, b"")
-                if peer > rank and peer in places and peer not in found:
-                    proved = hmac.compare_digest(shown, _proof(secrets, places, view_id, peer, peer))
-            except TimeoutError:
-                raise
-            except (OSError, _Stranger):  # who hangs up before that is nobody
-                pass
-            if proved:
-                yield Say(line, _proof(secrets, places, view_id, peer, rank))
-                found[peer] = yield from _exchange(line)
-            yield HangUp(line)
+            missing = [str(each) for each in sorted(places) if each not in found]
+            whom = f"rank{'s' * (len(missing) > 1)} {', '.join(missing)}"
+            line = yield Await()
+            if line in exchanging:
+                peer, process = exchanging.pop(line)
+                whom = f"rank {peer}"
+                taken = yield Take(line)
+                if len(taken) != _GIVEN:
+                    raise ValueError(f"it sent {len(taken)} descriptors")
+                found[peer] = (*taken, process)
+                yield HangUp(line)
+                continue
+            if line in dialled:
+                peer = dialled.pop(line)
+                whom = f"rank {peer}"
+                shown = yield Hear(line, _PROOF_BYTES + 1)
+                if not hmac.compare_digest(shown, proof(peer, peer)):
+                    raise _Stranger("it has not shown that it knows the secrets")
+            else:
+                peer, shown = yield from _introduced(line)
+                if peer not in callers or not hmac.compare_digest(shown, proof(peer, peer)):
+                    yield HangUp(line)
+                    continue
+                callers.remove(peer)
+                whom = f"rank {peer}"
+                yield Say(line, proof(peer, rank))
+            exchanging[line] = peer, (yield Identify(line))
+            yield Give(line)
     except (OSError, ValueError, _Stranger) as error:
         raise MeetingFailed(f"{whom} not met: {error}") from error
     return found
@@ -235,13 +254,17 @@ def _recognise(line: Any) -> Generator[MeetingStep, Any, None]:
         raise _Stranger("another user is at its socket")
 
 
-def _exchange(line: Any) -> Generator[MeetingStep, Any, tuple[Any, ...]]:
-    process = yield Identify(line)
-    yield Give(line)
-    taken = yield Take(line)
-    if len(taken) != _GIVEN:
-        raise ValueError(f"it sent {len(taken)} descriptors")
-    return (*taken, process)
+def _introduced(line: Any) -> Generator[MeetingStep, Any, tuple[int, bytes]]:
+    """Who says to have dialled, and its proof: (-1, b"") for a stranger, who may hang up, which concerns nobody."""
+    try:
+        yield from _recognise(line)
+        said = yield Hear(line, _FIRST.size + 1)
+    except TimeoutError:
+        raise
+    except (OSError, _Stranger):
+        return -1, b""
+    peer, shown = _FIRST.unpack(said) if len(said) == _FIRST.size else (-1, b"")
+    return peer, shown
 
 
 @lru_cache(maxsize=1)
@@ -341,8 +364,10 @@ class _Sockets:
         self._descriptors = list(descriptors)
         self._until = time.monotonic() + within
         server.setblocking(False)
-        self._lines: dict[socket.socket, None] = {}
-        self._silent: dict[int, socket.socket] = {}  # who has dialled and said nothing, by descriptor, in their order
+        self._lines: dict[int, socket.socket] = {}  # by descriptor
+        self._silent: dict[int, socket.socket] = {}  # of who has dialled and said nothing, in their order
+        self._poll = select.poll()
+        self._poll.register(server, select.POLLIN)
 
     def answer(self, step: MeetingStep) -> Any:
         """Do what is asked. Raises OSError, TimeoutError where the time is up."""
@@ -352,15 +377,16 @@ class _Sockets:
         match step:
             case Dial():
                 line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
-                self._lines[line] = None
+                self._lines[line.fileno()] = line
                 line.settimeout(left)
                 self._connect(line, step.name)
+                self._poll.register(line, select.POLLIN)
                 return line
-            case Admit():
-                return self._admitted()
+            case Await():
+                return self._awaited()
             case HangUp():
-                del self._lines[step.line]
-                step.line.close()
+                self._poll.unregister(step.line)
+                self._lines.pop(step.line.fileno()).close()
                 return None
         step.line.settimeout(left)
         match step:
@@ -393,30 +419,33 @@ class _Sockets:
             else:
                 return
 
-    def _admitted(self) -> socket.socket:
-        poll = select.poll()
-        for line in (self._server, *self._silent.values()):
-            poll.register(line, select.POLLIN)
+    def _awaited(self) -> socket.socket:
         while (left := self._until - time.monotonic()) > 0:
-            for descriptor, _ in poll.poll(left * 1000 + 1):
-                if descriptor != self._server.fileno():  # it has said something, or hung up
-                    return self._silent.pop(descriptor)
-                try:
-                    line, _ = self._server.accept()
-                except BlockingIOError:
-                    continue
-                self._lines[line] = None
-                self._silent[line.fileno()] = line
-                poll.register(line, select.POLLIN)
-                if len(self._silent) > MOST_SILENT:
-                    poll.unregister(first := self._silent.pop(next(iter(self._silent))))
-                    del self._lines[first]
-                    first.close()
+            for descriptor, _ in self._poll.poll(left * 1000 + 1):
+                if descriptor == self._server.fileno():
+                    self._admit()
+                elif descriptor in self._lines:
+                    return self._lines[descriptor]
+                elif descriptor in self._silent:  # it has said something, or hung up
+                    line = self._lines[descriptor] = self._silent.pop(descriptor)
+                    return line
         raise TimeoutError("not in time")
+
+    def _admit(self) -> None:
+        try:
+            line, _ = self._server.accept()
+        except BlockingIOError:
+            return
+        self._silent[line.fileno()] = line
+        self._poll.register(line, select.POLLIN)
+        if len(self._silent) > MOST_SILENT:
+            first = self._silent.pop(next(iter(self._silent)))
+            self._poll.unregister(first)
+            first.close()
 
     def close(self) -> None:
         """Hang up all lines that are open."""
-        for line in self._lines:
+        for line in (*self._lines.values(), *self._silent.values()):
             line.close()
 
 

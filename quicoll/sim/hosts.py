@@ -32,7 +32,7 @@ import numpy as np
 from quicoll.engine.host import MetHost
 from quicoll.local.layout import MAX_WORLD, SLOTS, SegmentLayout
 from quicoll.local.meeting import (
-    Admit,
+    Await,
     Dial,
     Give,
     HangUp,
@@ -402,14 +402,14 @@ class _Change:
 
 
 class _Line:
-    """One end of a line. said: what waits to be heard here."""
+    """One end of a line. said: what waits to be heard here. change: told when that is something, or all there is."""
 
-    def __init__(self, process: SimProcess) -> None:
+    def __init__(self, process: SimProcess, change: _Change) -> None:
         self.process = process
         self.other: _Line = self
         self.said: deque[Any] = deque()
         self.closed = False
-        self.change = _Change(process.loop)
+        self.change = change
         process.lines[self] = None
 
     def hang_up(self) -> None:
@@ -491,12 +491,8 @@ class SimPlace:
         match step:
             case Dial():
                 return self._dial(step.name, lines)
-            case Admit():
-                while (line := next((each for each in self._dialled if each.said or each.other.closed), None)) is None:
-                    await self._change.wait(until)
-                self._dialled.remove(line)
-                lines.append(line)
-                return line
+            case Await():
+                return await self._awaited(lines, until)
             case Recognise():
                 return True
             case Say():
@@ -504,9 +500,9 @@ class SimPlace:
             case Give():
                 self._send(step.line, (self._segment, *self._marks))
             case Hear():
-                return await self._receive(step.line, until) or b""
+                return step.line.said.popleft() if step.line.said else b""
             case Take():
-                return await self._receive(step.line, until) or ()
+                return step.line.said.popleft() if step.line.said else ()
             case Identify():
                 return step.line.other.process
             case HangUp():
@@ -518,7 +514,7 @@ class SimPlace:
         place = self._hosts.places.get(name)
         if place is None:
             raise ConnectionRefusedError("nobody is there")
-        here, there = _Line(self.process), _Line(place.process)
+        here, there = _Line(self.process, self._change), _Line(place.process, place._change)
         here.other, there.other = there, here
         lines.append(here)
         place.admit(there)
@@ -527,7 +523,6 @@ class SimPlace:
     def admit(self, line: _Line) -> None:
         """Somebody dials."""
         self._dialled.append(line)
-        line.change = self._change
 
     def _send(self, line: _Line, what: Any) -> None:
         if line.other.closed:
@@ -535,9 +530,12 @@ class SimPlace:
         line.other.said.append(what)
         line.other.change.tell()
 
-    async def _receive(self, line: _Line, until: float) -> Any:
-        while not line.said:
-            if line.other.closed:
-                return None
-            await line.change.wait(until)
-        return line.said.popleft()
+    async def _awaited(self, lines: list[_Line], until: float) -> _Line:
+        while True:
+            for line in (*lines, *self._dialled):
+                if line.said or line.other.closed:
+                    if line in self._dialled:
+                        self._dialled.remove(line)
+                        lines.append(line)
+                    return line
+            await self._change.wait(until)
