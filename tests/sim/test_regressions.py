@@ -324,7 +324,7 @@ def test_a_rank_that_alone_holds_the_state_is_waited_for_though_a_view_was_made_
 
 SCALED_AWAY = """
 sim.at_vote(2, start=0.0, after=0.063).partition({2}, {"coordinator"}, one_way=True)
-sim.at(1.0).memory(1, "kill", after=9)
+sim.at(1.0).memory(1, "kill", after=11)
 sim.at(2.0).crash(0)
 sim.at(2.0).restart(0)
 sim.at(3.0).scale(2)
