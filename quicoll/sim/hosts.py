@@ -514,14 +514,15 @@ class SimPlace:
         place = self._hosts.places.get(name)
         if place is None:
             raise ConnectionRefusedError("nobody is there")
-        here, there = _Line(self.process, self._change), _Line(place.process, place._change)
-        here.other, there.other = there, here
+        here = _Line(self.process, self._change)
+        place.admit(here)
         lines.append(here)
-        place.admit(there)
         return here
 
-    def admit(self, line: _Line) -> None:
-        """Somebody dials."""
+    def admit(self, dialling: _Line) -> None:
+        """Somebody dials; take the other end of its line."""
+        line = _Line(self.process, self._change)
+        line.other, dialling.other = dialling, line
         self._dialled.append(line)
 
     def _send(self, line: _Line, what: Any) -> None:

@@ -179,7 +179,7 @@ class Wire:
 
     def renumber(self, *, another_host: bool) -> None:
         """Let the other side come from another address from now on, of which it knows nothing itself."""
-        self._shift = ("127.0.0.3" if another_host else "127.0.0.1", 9)
+        self._shift = ("192.0.2.3" if another_host else "192.0.2.1", 9)
 
     def forget(self) -> None:
         """Know nothing of the connection any more, as a process that was started anew."""
@@ -216,9 +216,10 @@ class Wire:
                 self._take(data, self._seen(address))
 
     def _seen(self, address: Address) -> Address:
-        seen = address
-        if self.elsewhere and self.heard and address != self.heard[0]:
-            seen = ("127.0.0.2", address[1])
+        # As if it were another host: a gate lets in at once who is on this one.
+        seen = address if self.gate is None else ("192.0.2.1", address[1])
+        if self.elsewhere and self.heard and seen != self.heard[0]:
+            seen = ("192.0.2.2", address[1])
         seen = self._shift or seen
         self._real[seen] = address
         if seen not in self.heard:

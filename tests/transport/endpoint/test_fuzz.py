@@ -123,8 +123,8 @@ def test_a_connection_id_that_is_announced_again_is_kept_once() -> None:
 
 def test_the_last_words_to_an_unvalidated_address_stay_within_three_times_what_it_sent(credentials_of: Any) -> None:
     """aioquic leaves CONNECTION_CLOSE out of the limit of RFC 9000 section 8.1."""
-    config, stranger = SessionConfig(), ("127.0.0.1", 1)
-    client = Session.client(credentials=credentials_of("a"), config=config, address=("127.0.0.1", 2), now_ns=10**18)
+    config, stranger = SessionConfig(), ("192.0.2.1", 1)
+    client = Session.client(credentials=credentials_of("a"), config=config, address=("192.0.2.1", 2), now_ns=10**18)
     gate = Gate(credentials=credentials_of("b"), config=config, retry=False)
     (first, _), *_ = apart(client.datagrams_to_send(10**18))
     first += bytes(8)  # so that the server's three flights leave a little of the limit
@@ -149,18 +149,18 @@ def test_the_last_words_to_an_unvalidated_address_stay_within_three_times_what_i
 def test_a_peer_that_gives_up_the_control_stream_breaks_the_protocol(credentials_of: Any, word: str) -> None:
     """Our next word on it was an error inside QUIC, and a traceback in the log for each such connection."""
     client = StockSession.client(
-        credentials=credentials_of("a"), config=SessionConfig(), address=("127.0.0.1", 2), now_ns=10**18
+        credentials=credentials_of("a"), config=SessionConfig(), address=("192.0.2.1", 2), now_ns=10**18
     )
     server, _, _ = handshake_in_memory(client, Gate(credentials=credentials_of("b"), config=SessionConfig()))
     now = 10**18 + 10**9
     for source, target in ((client, server), (server, client)):  # open at both ends
         source.send_control(b"word")
         for data, _ in apart(source.datagrams_to_send(now)):
-            target.receive(one(data, ("127.0.0.1", 1 + source.is_client)), now)
+            target.receive(one(data, ("192.0.2.1", 1 + source.is_client)), now)
     getattr(client._quic, word)(0, 0x7100)
     ((data, _),) = apart(client.datagrams_to_send(now))
     with pytest.raises(ProtocolError, match="gave up the control stream"):
-        server.receive(one(data, ("127.0.0.1", 1)), now)
+        server.receive(one(data, ("192.0.2.1", 1)), now)
 
 
 def test_a_sequence_at_the_end_of_the_numbers_is_refused_before_its_acknowledgement_is_made() -> None:

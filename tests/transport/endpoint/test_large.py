@@ -57,7 +57,7 @@ CredentialsOf = Callable[..., Any]
 
 def sessions(credentials_of: CredentialsOf) -> tuple[Session, Session]:
     config = SessionConfig()
-    client = Session.client(credentials=credentials_of("a"), config=config, address=("127.0.0.1", 2), now_ns=10**18)
+    client = Session.client(credentials=credentials_of("a"), config=config, address=("192.0.2.1", 2), now_ns=10**18)
     server, _, _ = handshake_in_memory(client, Gate(credentials=credentials_of("b"), config=config))
     return client, server
 

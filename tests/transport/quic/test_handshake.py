@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 MS = 1_000_000
 START = 10**18
 DELAY = 5 * MS
-CLIENT, SERVER = ("127.0.0.1", 1), ("127.0.0.1", 2)
+CLIENT, SERVER = ("192.0.2.1", 1), ("192.0.2.1", 2)
 CONFIG = SessionConfig(initial_rtt_ns=20 * MS)
 CredentialsOf = Callable[..., Credentials]
 

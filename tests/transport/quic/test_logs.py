@@ -21,7 +21,7 @@ def test_a_handshake_says_nothing_at_info_and_its_lines_at_debug(
         caplog.clear()
         with caplog.at_level(level):
             client = Session.client(
-                credentials=credentials_of("a"), config=config, address=("127.0.0.1", 2), now_ns=10**18
+                credentials=credentials_of("a"), config=config, address=("192.0.2.1", 2), now_ns=10**18
             )
             handshake_in_memory(client, Gate(credentials=credentials_of("b"), config=config), now_ns=10**18)
             logging.getLogger("quic").warning("a warning stays one")

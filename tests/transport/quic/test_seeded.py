@@ -90,7 +90,7 @@ def test_certificates_are_judged_by_the_given_date() -> None:
     shown = {node: made[Identity("j", WORKER, node)] for node in "ab"}
     for late, authenticated in ((timedelta(hours=1), True), (timedelta(days=2), False)):
         with entropy(random.Random(1).randbytes, wall_clock=lambda late=late: long_ago + late):
-            config, address = SessionConfig(), ("127.0.0.1", 2)
+            config, address = SessionConfig(), ("192.0.2.1", 2)
             client = Session.client(credentials=shown["a"], config=config, address=address, now_ns=START)
             _, events, _ = handshake_in_memory(client, Gate(credentials=shown["b"], config=config), now_ns=START)
         assert any(isinstance(event, Authenticated) for event in events) is authenticated

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from aioquic.quic.packet import QuicProtocolVersion, encode_quic_version_negotiation
@@ -35,9 +35,12 @@ from quicoll_transport.quic.frames import MaxStreamsFrame
 from quicoll_transport.quic.parameters import local_parameters
 from quicoll_transport.security.credentials import Credentials
 
+if TYPE_CHECKING:
+    from quicoll_transport.net.addresses import Address
+
 MS = 1_000_000
 START = 10**18
-CLIENT, SERVER = ("127.0.0.1", 1), ("127.0.0.1", 2)
+CLIENT, SERVER = ("192.0.2.1", 1), ("192.0.2.1", 2)
 CredentialsOf = Callable[..., Credentials]
 
 
@@ -223,12 +226,29 @@ def test_retry_is_demanded_before_anything_is_kept(credentials_of: CredentialsOf
     assert len(retry) < len(first), "no amplification"
     client.receive(one(retry, SERVER), START)
     (second, _), *_ = apart(client.datagrams_to_send(START))
-    assert gate.admit(second, ("127.0.0.1", 9), START) is None, "the token is for one address"
-    assert gate.admit(second, ("127.0.0.9", 1), START) is None
+    assert gate.admit(second, ("192.0.2.1", 9), START) is None, "the token is for one address"
+    assert gate.admit(second, ("192.0.2.9", 1), START) is None
     assert gate.admit(second, CLIENT, START + 60 * 10**9) is None, "and for a short time"
     other = Gate(credentials=credentials_of("b"), config=SessionConfig())
     assert other.admit(second, CLIENT, START) is None, "and of this gate"
     assert isinstance(gate.admit(second, CLIENT, START), Session)
+
+
+@pytest.mark.parametrize("own", [("127.0.0.1", 1), ("127.8.0.1", 1), ("::1", 1, 0, 0)])
+def test_who_is_on_this_host_need_not_show_its_address(own: Address, credentials_of: CredentialsOf) -> None:
+    gate = Gate(credentials=credentials_of("b"), config=SessionConfig())
+    _, first = initial(credentials_of("a"))
+    admitted = gate.admit(first, own, START)
+    assert isinstance(admitted, Session)
+    admitted.receive(one(first, own), START)
+    assert sum(len(data) for data, _ in apart(admitted.datagrams_to_send(START))) <= 3 * len(first)
+
+
+@pytest.mark.parametrize("other", [("12.7.0.1", 1), ("128.0.0.1", 1), ("::2", 1, 0, 0), ("fe80::1", 1, 0, 2)])
+def test_who_is_on_another_host_has_to_show_its_address(other: Address, credentials_of: CredentialsOf) -> None:
+    gate = Gate(credentials=credentials_of("b"), config=SessionConfig())
+    _, first = initial(credentials_of("a"))
+    assert isinstance(gate.admit(first, other, START), bytes)
 
 
 def test_without_retry_the_first_datagram_makes_a_session(credentials_of: CredentialsOf) -> None:

@@ -40,7 +40,8 @@ class EndpointConfig:
         guard: How often strangers may try; see security.limits.
         pace: How fast a peer may make us work; likewise.
         max_links: Peers; worst-case memory is max_links * credit_bytes.
-        retry: Whether a source has to show its address before anything of it is kept.
+        retry: Whether a source has to show its address before anything of it is kept, but for those of loopback, where
+            nobody outside this host can be.
         session: Settings of QUIC.
         qlog_directory: Where each connection leaves a qlog trace when it ends; None: no traces. quic.qlog has the cost.
         qlog_files: How many traces stay.

@@ -19,6 +19,7 @@ __all__ = [
     "canonical",
     "format_address",
     "is_detour",
+    "is_loopback",
     "is_numeric",
     "is_unspecified",
     "is_v6",
@@ -73,6 +74,13 @@ def is_v6(address: Address) -> bool:
 def is_detour(address: Address) -> bool:
     """Return whether an address stands for a way through a relay (quicoll_transport.relay): one of 240.0.0.0/8."""
     return str(address[0]).startswith("240.")
+
+
+def is_loopback(address: Address) -> bool:
+    """Return whether a canonical address is one by which a host reaches itself (RFC 1122 section 3.2.1.3, RFC 4291
+    section 2.5.3)."""
+    host = str(address[0])
+    return host.startswith("127.") or host == "::1"
 
 
 def canonical(address: Address, scope_of: Callable[[str], int] = int) -> Address:

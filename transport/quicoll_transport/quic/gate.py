@@ -17,6 +17,7 @@ from aioquic.quic.packet import QuicPacketType, QuicProtocolVersion, encode_quic
 from aioquic.quic.retry import TOKEN_LIFETIME, QuicRetryTokenHandler
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
+from quicoll_transport.net.addresses import is_loopback
 from quicoll_transport.quic.access_line import AccessLine
 from quicoll_transport.quic.arrival_line import ArrivalLine
 from quicoll_transport.quic.chance import random_bytes
@@ -48,7 +49,8 @@ _MOST_USED = 65536  # tokens remembered as used; a guard lets far fewer handshak
 class Gate:
     """The server side's door, a Listener: address validation by Retry (RFC 9000 section 8.1.2), then a Session.
 
-    Nothing is kept for a source before it has shown that it receives at its address.
+    Nothing is kept for a source before it has shown that it receives at its address. One of loopback has nothing to
+    show: a datagram from there is one of this host, and the kernel drops what comes with it from outside.
 
     reset_key: for the reset tokens of all connections of this endpoint, those that it dials included.
     memory, line, arrivals: of the paths to peers, and of how they leave and how what is for them comes together, for
@@ -69,7 +71,7 @@ class Gate:
         Args:
             credentials: What is shown.
             config: Of the sessions.
-            retry: Whether strangers have to show their address first.
+            retry: Whether strangers have to show their address first, but for those of this host.
             qlog: Gets the traces; None: nobody traces.
             port: Where the endpoint listens.
         """
@@ -121,7 +123,7 @@ class Gate:
         if header.packet_type != QuicPacketType.INITIAL or header.version != QuicProtocolVersion.VERSION_1:
             return None
         original, retried = header.destination_cid, None
-        if self._tokens is not None:
+        if self._tokens is not None and not is_loopback(address):
             if not header.token:
                 source = random_bytes(CID_LENGTH)
                 token = self._tokens.create_token(

@@ -34,7 +34,7 @@ _SUPPORTED = ((1, 7, 2), (1, 8))
 
 def handshake_in_memory(client: Session, gate: Gate, *, now_ns: int = 10**18) -> tuple[Session, list[Any], list[Any]]:
     """Drive a client session against a gate without any IO; the server's session and both sides' events."""
-    addresses: dict[bool, Address] = {True: ("127.0.0.1", 1), False: ("127.0.0.1", 2)}
+    addresses: dict[bool, Address] = {True: ("192.0.2.1", 1), False: ("192.0.2.1", 2)}  # of another host: with a Retry
     server: Session | None = None
     collected: dict[bool, list[Any]] = {True: [], False: []}
     for _ in range(20):
@@ -78,7 +78,7 @@ def check_foundation() -> None:
     client_id = Identity(job="self-check", role=WORKER, node="client")
     made = ephemeral("self-check", [(COORDINATOR, "server"), (WORKER, "client")])
     config = SessionConfig()
-    address: Address = ("127.0.0.1", 2)
+    address: Address = ("192.0.2.1", 2)
     seen: list[Certificate | None] = []
     try:
         for credentials in (made[client_id], None):

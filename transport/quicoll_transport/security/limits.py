@@ -10,8 +10,8 @@ order in which it gets further,
 
 Each step has buckets. Whoever sends its first Initial may have invented its address (RFC 9000 section 8.1), so that
 step has no table of sources that could be filled: one bucket for all. A handshake needs the token of a Retry, which
-proves the address, so that step has a bucket per source as well; one source is an IPv4 address or an IPv6 /64, which is
-the least that a site is given (RFC 6177).
+proves the address (one of loopback is proved by the kernel), so that step has a bucket per source as well; one source
+is an IPv4 address or an IPv6 /64, which is the least that a site is given (RFC 6177).
 
 Sources from which a peer came before form a lane of their own: a flood takes nothing from the nodes of a job that has
 run once. The lane is for addresses, and lets nobody in: whoever comes through it still needs its certificate.
