@@ -504,8 +504,6 @@ class Fleet:
     def _observed(self, machine: Machine, event: Observed) -> None:
         fields = " ".join(f"{name}={value}" for name, value in event.fields.items())
         self._world.note(event.kind, machine.name, fields, detail=event.fields)
-        if is_coordinator(machine.name) and event.kind == "step_aborted":
-            self.aborted += 1
         if is_coordinator(machine.name):
             self._follow(machine.name, event)
         if event.kind == "view_installed" and machine.engine is not None and self.hosts is not None:
@@ -517,6 +515,8 @@ class Fleet:
 
     def _follow(self, coordinator: str, event: Observed) -> None:
         match event.kind:
+            case "step_aborted":
+                self.aborted += 1
             case "node_joined":
                 self._checker.joined(coordinator, event.fields["peer"])
             case "peer_lost":
