@@ -207,6 +207,9 @@ def main() -> None:
     if options.node:
         asyncio.run(take_part(options))
         return
+    if options.emulator is None:
+        print("nothing is measured without --emulator")
+        return
     spec = importlib.util.spec_from_file_location("wanem", options.emulator)
     assert spec is not None
     assert spec.loader is not None
