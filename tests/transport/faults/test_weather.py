@@ -178,4 +178,5 @@ async def test_garbage_datagrams_do_no_harm(world: World) -> None:
     assert a.stats.connections == b.stats.connections == 1
     assert a.state is b.state is LinkState.UP
     assert set(target.links) == {world.endpoints[0].identity}
-    assert len(target._core.connections) == 1, "a token is good for one address only"
+    # What was recorded of its handshake begins others, from a host whose address needs no proof; none comes to its end.
+    assert len(target._core.connections) - target._core.connections.strangers == 1
