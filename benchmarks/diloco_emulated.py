@@ -20,29 +20,20 @@ it computed; then the seconds of it all, and the bytes that the emulator took fr
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+
+from _emulator import load_emulator
 
 from quicoll_transport.security.authority import create_authority, issue
 
 RANKS, PORT, JOB = 4, 4433, "diloco"
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "diloco.py"
 TOLD = 6  # lines at the end of a rank
-
-
-def emulator(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location("wanem", path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise SystemExit(f"there is no emulator at {path}")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def main() -> None:
@@ -63,7 +54,7 @@ def main() -> None:
     def bound(place: int, *command: object) -> list[object]:
         return ["taskset", "-c", cores[place * len(cores) // RANKS], sys.executable, *command]
 
-    wanem = emulator(options.emulator)
+    wanem = load_emulator(options.emulator)
     with (
         tempfile.TemporaryDirectory() as temporary,
         wanem.Wan(RANKS, options.profile, prefix=f"d{os.getpid() % 1_000_000}d", seconds=options.seconds) as wan,

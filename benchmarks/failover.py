@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import ctypes
-import importlib.util
 import itertools
 import json
 import os
@@ -31,6 +30,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from _emulator import load_emulator
 
 from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link
 from quicoll_transport.link.frames import TAG_SIZE
@@ -210,11 +211,7 @@ def main() -> None:
     if options.emulator is None:
         print("nothing is measured without --emulator")
         return
-    spec = importlib.util.spec_from_file_location("wanem", options.emulator)
-    assert spec is not None
-    assert spec.loader is not None
-    wanem = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(wanem)
+    wanem = load_emulator(options.emulator)
     found: dict[str, list[dict[str, Any]]] = {}
     with tempfile.TemporaryDirectory() as certificates:
         create_authority(Path(certificates), job="paths")

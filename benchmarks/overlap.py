@@ -17,7 +17,6 @@ accelerator; two cores would otherwise be what is measured. --device cpu: layers
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import statistics
@@ -30,6 +29,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from _emulator import load_emulator
 from torch import nn
 
 import quicoll.blocking
@@ -138,18 +138,9 @@ def rank(options: argparse.Namespace) -> dict[str, list[float]]:
     return found
 
 
-def emulator(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location("wanem", path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise SystemExit(f"there is no emulator at {path}")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def run(options: argparse.Namespace) -> list[dict[str, list[float]]]:
     """Both ranks' figures."""
-    wanem = emulator(options.emulator)
+    wanem = load_emulator(options.emulator)
     rate = options.mbit * 1_000_000
     profile = wanem.commands(rate=rate, rtt=options.rtt_ms, loss=0.0, queue=1_250_000)
     with tempfile.TemporaryDirectory() as temporary, wanem.Wan(2, profile, prefix="overlap", seconds=590) as wan:
