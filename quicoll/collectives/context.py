@@ -308,6 +308,8 @@ class CallContext:
         self._demand_decided()
         within = self.config.timeout if timeout is None else seconds(timeout)
         here, group = operation.here, operation.group_id
+        if operation.counts:
+            operation.demand_counts()
         with self.lock:
             feedback = operation.feedback
             if self._writers or self._fed_back or operation.in_place or feedback is not None:
@@ -335,15 +337,8 @@ class CallContext:
                 if in_place:
                     pending.released = concurrent.futures.Future()
                 if near is None or row is None or not self._begin_near(near, row, pending, within, in_loop=in_loop):
-                    start: Start = partial(
-                        self.engine.collective,
-                        here.view_id,
-                        operation.call(),
-                        group=group,
-                        timeout=within,
-                        step=step,
-                        number=numbered,
-                    )
+                    operation.seal()
+                    start: Start = partial(_start, self.engine, operation, group, within, step, numbered)
                     if pending.released is not None:
                         start = partial(_releasing, start, pending.released)
                     pending.future = operation.answer = begin(start, self.engine.endpoint)
@@ -576,6 +571,20 @@ def _settled(
     with contextlib.suppress(concurrent.futures.InvalidStateError):
         released.set_result(None)
     settle(number, error, idle)
+
+
+def _start(
+    engine: Engine,
+    operation: Operation[Any],
+    group: int,
+    timeout: float,
+    step: int | None,
+    number: int | None,
+    ended: Ended,
+) -> Cancellable | None:
+    """Start an operation, on the engine's loop."""
+    view_id, call = operation.here.view_id, operation.call()
+    return engine.collective(view_id, call, ended, group=group, timeout=timeout, step=step, number=number)
 
 
 def _releasing(start: Start, released: concurrent.futures.Future[None], ended: Ended) -> Cancellable | None:

@@ -39,9 +39,10 @@ T = TypeVar("T")
 
 
 class Movement(Operation[T]):
-    """What all movements have in common. `target`: where the result comes to lie, once its size is known. Those that
-    can go through the memory of one host define `placed`."""
+    """What all movements have in common. `target`: where the result comes to lie, once its size is known. Those of
+    which all ranks may see what each gives have it in `like`, and define `placed`."""
 
+    like: Bundle  # what this rank gives, where it `gives` anything
     target: Results | None = None
     gives = True  # whether this rank has elements for others
 
@@ -56,47 +57,45 @@ class Movement(Operation[T]):
             )
         return "local" if algorithm == "auto" and self.here.near else algorithm
 
-    def seen_by_all(self, number: int, like: Bundle, sizes: Sequence[int] | None = None) -> SmallCall:
-        """Return it as a call of which all ranks see what each gives.
+    def through_memory(self, number: int, sizes: Sequence[int] | None = None) -> SmallCall:
+        """Return it as a call through the memory of one host.
 
         Args:
-            number: Its number in the group, where it goes through the memory of one host.
-            like: What this rank gives, where it `gives` anything.
+            number: Its number in the group.
             sizes: Bytes that each rank gives, where all know them.
-        Raises:
-            LocalError: Counts that cannot be announced.
         """
-        self.demand_counts()
-        rank, flat = self.here.rank, like.flat
-
-        def combine(payloads: Sequence[bytes], counts: Counts) -> None:
-            if not self.holds:
-                return
-            routes, target = self.placed(counts)
-            self.target = target
-            at, itemsize = 0, like.dtype.itemsize
-            for giver, (start, stop) in enumerate(routes.to(rank)):
-                if len(payloads[giver]) != routes.given[giver] * itemsize:
-                    why = f"gives {len(payloads[giver])} bytes where {routes.given[giver] * itemsize} belong"
-                    raise PeerError(why, rank=self.here.ranks[giver])
-                target.flat[at : at + stop - start] = np.frombuffer(payloads[giver], target.flat.dtype)[start:stop]
-                at += stop - start
-
-        def passage(layout: SegmentLayout, counts: Counts) -> Moved:
-            routes, self.target = self.placed(counts)
-            return Moved(layout, rank, routes, flat, self.target.flat, reads=self.holds)
-
         return SmallCall(
             number,
             self.called,
-            lambda: bytes(memory(flat[:])),
-            like.nbytes if self.gives else 0,
-            combine,
-            passage,
+            self.payload,
+            self.like.nbytes if self.gives else 0,
+            self.combine,
+            self.passage,
             counts=self.counts,
             sizes=sizes,
             reads=self.holds,
         )
+
+    def payload(self) -> bytes:
+        return bytes(memory(self.like.flat[:])) if self.gives else b""
+
+    def combine(self, payloads: Sequence[bytes], counts: Counts) -> None:
+        if not self.holds:
+            return
+        routes, target = self.placed(counts)
+        self.target = target
+        at, itemsize = 0, self.like.dtype.itemsize
+        for giver, (start, stop) in enumerate(routes.to(self.here.rank)):
+            if len(payloads[giver]) != routes.given[giver] * itemsize:
+                why = f"gives {len(payloads[giver])} bytes where {routes.given[giver] * itemsize} belong"
+                raise PeerError(why, rank=self.here.ranks[giver])
+            target.flat[at : at + stop - start] = np.frombuffer(payloads[giver], target.flat.dtype)[start:stop]
+            at += stop - start
+
+    def passage(self, layout: SegmentLayout, counts: Counts) -> Moved:
+        """Return the way of what does not fit into slots."""
+        routes, self.target = self.placed(counts)
+        return Moved(layout, self.here.rank, routes, self.like.flat, self.target.flat, reads=self.holds)
 
     def placed(self, counts: Counts) -> tuple[Routes, Results]:
         """Return which elements go where, by what all have announced, and memory for those that come here.
@@ -169,10 +168,10 @@ class Broadcast(Movement[Any]):
         return self.work(plan, self.like, self.target, None if self.gives else [])
 
     def small_call(self, number: int) -> SmallCall | None:
-        if not self.seen:
-            return None
-        sizes = [self.like.nbytes if rank == self.root else 0 for rank in range(self.here.world_size)]
-        return self.seen_by_all(number, self.like, sizes)
+        return self.through_memory(number, self.sizes()) if self.seen else None
+
+    def sizes(self) -> Sequence[int]:
+        return [self.like.nbytes if rank == self.root else 0 for rank in range(self.here.world_size)]
 
     def placed(self, counts: Counts) -> tuple[Routes, Results]:
         if self.target is None:
@@ -197,7 +196,7 @@ class Rows(Movement[T]):
     algorithm = "auto"
 
     def small_call(self, number: int) -> SmallCall | None:
-        return self.seen_by_all(number, self.like) if self.algorithm == "local" else None
+        return self.through_memory(number) if self.algorithm == "local" else None
 
     def placed(self, counts: Counts) -> tuple[Routes, Results]:
         rows = self.rows(counts)
@@ -328,8 +327,11 @@ class Gather(Rows[Any]):
             return super().small_call(number)
         if self.algorithm not in ("announced", "local"):
             return None
+        return self.through_memory(number, self.sizes())
+
+    def sizes(self) -> Sequence[int]:
         itemsize = self.width * self.like.dtype.itemsize
-        return self.seen_by_all(number, self.like, [count * itemsize for count in self.agreed])
+        return [count * itemsize for count in self.agreed or ()]
 
     def placed(self, counts: Counts) -> tuple[Routes, Results]:
         if self.agreed is None or self.target is None:
@@ -467,14 +469,20 @@ class Barrier(Movement[None]):
 
     def __init__(self, here: GroupView) -> None:
         super().__init__(here)
-        self.signature, self.nothing = here.prepared.get(("barrier",), self._prepare)
+        self.signature, self.like = here.prepared.get(("barrier",), self._prepare)
 
     def _prepare(self) -> tuple[str, Bundle]:
         plan = self.schedule("barrier", 1).plan_of(self.here.rank, "")
         return plan.signature, bundle(np.empty(0, np.uint8))
 
     def small_call(self, number: int) -> SmallCall | None:
-        return self.seen_by_all(number, self.nothing, (0,) * self.here.world_size)
+        return self.through_memory(number, self.sizes())
+
+    def sizes(self) -> Sequence[int]:
+        return (0,) * self.here.world_size
+
+    def payload(self) -> bytes:
+        return b""
 
     def placed(self, counts: Counts) -> tuple[Routes, Results]:
         raise AssertionError("a barrier moves nothing")

@@ -37,24 +37,23 @@ class BroadcastObject(Movement[Any]):
         super().__init__(here)
         self.root = here.checked("root", root)
         self.gives = here.rank == self.root
-        self.data = _encoded(value) if self.gives else np.empty(0, np.uint8)
-        self.counts = (self.data.size,)
+        self.like = bundle(_encoded(value) if self.gives else np.empty(0, np.uint8))
+        self.counts = (self.like.elements,)
         self.measures = depends("broadcast", self.way("auto"), world=here.world_size, sites=here.sites)
         self.signature = f"broadcast_object root={self.root} chunk_bytes={here.chunk_bytes}"
 
     def small_call(self, number: int) -> SmallCall | None:
-        return self.seen_by_all(number, bundle(self.data)) if self.here.near else None
+        return self.through_memory(number) if self.here.near else None
 
     def placed(self, counts: Counts) -> tuple[Routes, Results]:
         size, root = _size(counts[self.root], self.here.ranks[self.root]), self.root
         given = [size if rank == root else 0 for rank in range(self.here.world_size)]
-        return Routes(given), results(None, bundle(self.data), (size,))
+        return Routes(given), results(None, self.like, (size,))
 
     def prepare(self, known: Known) -> Work:
         size = _size(known.counts[self.root], self.here.ranks[self.root])
-        like = bundle(self.data)
         plan = _plan(self, "broadcast", known, root=self.root, elements=size)
-        return self.work(plan, like, results(None, like, (size,)), None if self.gives else [])
+        return self.work(plan, self.like, results(None, self.like, (size,)), None if self.gives else [])
 
     def result(self) -> Any:
         return _decoded(self.bits(), self.here.ranks[self.root])
@@ -63,7 +62,7 @@ class BroadcastObject(Movement[Any]):
         return f"broadcast_object root={self.root}"
 
     def inputs(self) -> Sequence[tuple[int, Array | Joined]]:
-        return [(self.root, self.data)] if self.gives else ()
+        return [(self.root, self.like.flat)] if self.gives else ()
 
 
 class AllGatherObject(Movement[list[Any]]):
@@ -72,34 +71,33 @@ class AllGatherObject(Movement[list[Any]]):
 
     def __init__(self, here: GroupView, value: Any) -> None:
         super().__init__(here)
-        self.data = _encoded(value)
-        self.counts = (self.data.size,)
-        self.sizes: list[int] = []  # of the encoded values, by rank
+        self.like = bundle(_encoded(value))
+        self.counts = (self.like.elements,)
+        self.lengths: list[int] = []  # of the encoded values, by rank
         self.measures = depends("all_gather", self.way("auto"), world=here.world_size, sites=here.sites)
         self.signature = f"all_gather_object chunk_bytes={here.chunk_bytes}"
 
     def small_call(self, number: int) -> SmallCall | None:
-        return self.seen_by_all(number, bundle(self.data)) if self.here.near else None
+        return self.through_memory(number) if self.here.near else None
 
     def placed(self, counts: Counts) -> tuple[Routes, Results]:
-        self.sizes = [_size(row, rank) for row, rank in zip(counts, self.here.ranks, strict=True)]
-        return Routes(self.sizes), results(None, bundle(self.data), (sum(self.sizes),))
+        self.lengths = [_size(row, rank) for row, rank in zip(counts, self.here.ranks, strict=True)]
+        return Routes(self.lengths), results(None, self.like, (sum(self.lengths),))
 
     def prepare(self, known: Known) -> Work:
-        self.sizes = [_size(row, rank) for row, rank in zip(known.counts, self.here.ranks, strict=True)]
-        like = bundle(self.data)
-        plan = _plan(self, "all_gather", known, counts=tuple(self.sizes))
-        return self.work(plan, like, results(None, like, (sum(self.sizes),)))
+        self.lengths = [_size(row, rank) for row, rank in zip(known.counts, self.here.ranks, strict=True)]
+        plan = _plan(self, "all_gather", known, counts=tuple(self.lengths))
+        return self.work(plan, self.like, results(None, self.like, (sum(self.lengths),)))
 
     def result(self) -> list[Any]:
-        flat, parts = self.bits(), pairwise([0, *accumulate(self.sizes)])
+        flat, parts = self.bits(), pairwise([0, *accumulate(self.lengths)])
         return [_decoded(flat[a:b], rank) for (a, b), rank in zip(parts, self.here.ranks, strict=True)]
 
     def text(self) -> str:
         return "all_gather_object"
 
     def inputs(self) -> Sequence[tuple[int, Array | Joined]]:
-        return [(self.here.rank, self.data)]
+        return [(self.here.rank, self.like.flat)]
 
 
 def _plan(operation: Movement[Any], collective: str, known: Known, **sizes: Any) -> Plan:

@@ -1,6 +1,8 @@
 """One collective of one rank, from its checked arguments to its result.
 
     made        on the caller's thread. All that can be refused is refused here, before anything is sent
+    sealed      likewise, where what the ranks give travels in their announcements: copied, with its checksum
+    call        on the engine's thread: what it is to the engine
     prepare     on the engine's loop, once the ranks know each other's sizes: this rank's plan and its memory
     bits        on the caller's thread, after the end: the result as flat memory, for the vote and the audit
     result      on the caller's thread, after `bits`: what the caller gets
@@ -26,7 +28,7 @@ from quicoll.numerics.buffers import reach
 if TYPE_CHECKING:
     from quicoll.collectives.base import GroupView
     from quicoll.engine.calls import Known, Work
-    from quicoll.local.small import SmallCall
+    from quicoll.local.small import Counts, SmallCall
     from quicoll.numerics.bundle import Joined
     from quicoll.numerics.dtypes import Array
     from quicoll.numerics.feedback import ErrorFeedback
@@ -60,6 +62,7 @@ class Operation(Generic[T]):
     holds = True  # whether this rank gets a result
     in_place = False  # whether the caller's `out` changes while it is under way
     announced = False  # whether what the ranks give travels in their announcements
+    sealed = b""  # what this rank gives in its own
     # The caller's tensors, inputs and last `out`; of a list or leaves each, None where there is none.
     given: tuple[Any, ...] = ()
     feedback: ErrorFeedback | None = None  # residuals, which are written once it has succeeded
@@ -73,16 +76,30 @@ class Operation(Generic[T]):
         raise NotImplementedError
 
     def small_call(self, number: int) -> SmallCall | None:
-        """Return it as a call of which all ranks see what each gives: through the memory of one host, or in their
-        announcements. None where neither is its way; asked for only between ranks that share a host, and where it is
-        `announced`.
+        """Return it as a call of which all ranks see what each gives, through the memory of one host. None where that
+        is not its way; asked for only between ranks that share one.
 
         Args:
-            number: Its number in the group, where it goes through memory.
-        Raises:
-            LocalError: Counts that cannot be announced.
+            number: Its number in the group.
         """
         return None
+
+    def sizes(self) -> Sequence[int]:
+        """Return the bytes that each rank gives, where it is `announced`."""
+        raise NotImplementedError
+
+    def payload(self) -> bytes:
+        """Return a copy of what this rank gives, where all see it."""
+        raise NotImplementedError
+
+    def combine(self, payloads: Sequence[bytes], counts: Counts) -> None:
+        """Take what each rank gives, and leave the result where its owner finds it."""
+        raise NotImplementedError
+
+    def seal(self) -> None:
+        """Copy what travels in the announcement, on the caller's thread: from here on its tensors may change."""
+        if self.announced:
+            self.sealed = seal_given(self.payload())
 
     def result(self) -> T:
         """Return what the caller gets; with `out`, write it there. Raises LocalError where `out` was changed."""
@@ -128,12 +145,10 @@ class Operation(Generic[T]):
             raise LocalError(f"{max(self.counts)} is more than can be announced; {MAX_NUMBER} is the most")
 
     def call(self) -> Call:
-        """Return the operation as the engine takes it. Raises LocalError for counts that cannot be announced."""
-        self.demand_counts()
+        """Return the operation as the engine takes it."""
         scope = self.here.scope
         divides = scope.watched and (self.divides or bool(scope.name) or self.ranks is not None)
-        small = self.small_call(0) if self.announced else None
-        given = b"" if small is None else seal_given(small.payload)
+        sizes, combine = (self.sizes(), self.combine) if self.announced else (None, None)
         if not scope.name:
             return Call(
                 self.name,
@@ -145,8 +160,9 @@ class Operation(Generic[T]):
                 self.ranks,
                 watched=self.watched,
                 divides=divides,
-                small=small,
-                given=given,
+                sizes=sizes,
+                combine=combine,
+                given=self.sealed,
             )
         return Call(
             self.name,
@@ -159,8 +175,9 @@ class Operation(Generic[T]):
             scope.name,
             self.watched and scope.watched,
             divides,
-            small,
-            given,
+            sizes,
+            combine,
+            self.sealed,
         )
 
     # -- for the audit -------------------------------------------------------------------------------------------

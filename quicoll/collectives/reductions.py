@@ -189,7 +189,7 @@ class Reduction(Operation[Any]):
         return SmallCall(
             number,
             self.called,
-            self.joined,
+            self.payload,
             nbytes,
             self.combine,
             self.passage,
@@ -197,8 +197,11 @@ class Reduction(Operation[Any]):
             reads=self.holds,
         )
 
-    def joined(self) -> bytes:
-        """Return this rank's leaves, one after the other."""
+    def sizes(self) -> Sequence[int]:
+        return self.prepared.sizes or ()
+
+    def payload(self) -> bytes:
+        """Return a copy of this rank's leaves, one after the other."""
         if self.encoded is None:
             leaves = self.like.flat if self.leaves is None else self.leaves
             if isinstance(leaves, np.ndarray):
@@ -206,7 +209,7 @@ class Reduction(Operation[Any]):
         return b"".join([memory(flat[:]) for flat in self.flats])
 
     def combine(self, payloads: Sequence[bytes], counts: Counts) -> None:
-        """Reduce small leaves of all ranks, as they come in shared memory."""
+        """Reduce small leaves of all ranks."""
         if not self.holds:
             return
         prepared = self.prepared

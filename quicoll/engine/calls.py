@@ -56,7 +56,7 @@ from quicoll.plan.choice import RULES
 from quicoll.plan.network import NetworkModel, agreed, quantised
 
 if TYPE_CHECKING:
-    from quicoll.local.small import SmallCall
+    from quicoll.local.small import Counts, SmallCall
     from quicoll.membership.view import View
 
 __all__ = ["MAX_AHEAD", "MAX_AHEAD_BYTES", "Call", "Calls", "Known", "Slot", "Work", "measurements", "site_numbers"]
@@ -98,8 +98,9 @@ class Call:
     where they may differ. gathers: whether the work depends on those of all ranks. measures: whether it depends on the
     agreed network. ranks: who takes part, this rank included, as ranks of the view, in the order in which the plan
     numbers them; None: all. where: the group's name, "" for all ranks. watched: whether it matters who comes late.
-    divides: whether it is of some ranks alone or sub-groups come of it, but for the library's own. small: where
-    what the ranks give travels in their announcements; then no work is made of it. given: what this rank gives, sealed.
+    divides: whether it is of some ranks alone or sub-groups come of it, but for the library's own. sizes: where what
+    the ranks give travels in their announcements, the bytes of each, by its number in the plan; then no work is made of
+    it. combine: takes these, in that order, and leaves the result where its owner finds it. given: this rank's, sealed.
     """
 
     name: str
@@ -112,7 +113,8 @@ class Call:
     where: str = ""
     watched: bool = True
     divides: bool = False
-    small: SmallCall | None = None
+    sizes: Sequence[int] | None = None
+    combine: Callable[[Sequence[bytes], Counts], None] | None = None
     given: bytes = b""
 
 
@@ -292,13 +294,12 @@ class Calls:
                 called = {each: slot.announced[each].signature for each in slot.announced if each in slot.ranks}
                 raise Mismatch(difference(called), rank=rank, node=self._node(rank))
 
-    def given(self, slot: Slot, small: SmallCall) -> list[bytes]:
+    def given(self, slot: Slot, sizes: Sequence[int]) -> list[bytes]:
         """Return what each rank gave in its announcement, for a slot that has compared equal.
 
         Raises:
             Spoiled: It is not what it was, or not of the size that the call has it.
         """
-        sizes = small.sizes or ()
         return [
             open_given(slot.announced[rank].given, size, rank) for rank, size in zip(slot.ranks, sizes, strict=True)
         ]

@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING, Any
 from quicoll.engine.calls import Call, Calls, Slot, measurements
 from quicoll.engine.differences import brief, difference
 from quicoll.engine.executor import Execution, TransferFailed
+from quicoll.engine.given import SEAL_BYTES
 from quicoll.engine.host_ways import SpoiledInMemory
 from quicoll.engine.in_flight import Ended, Headway, InFlight, Watch
 from quicoll.engine.late_stacks import ahead
@@ -275,7 +276,7 @@ class Communicator:
         self._running[group, slot.seq] = operation
         self._count += 1
         if self._flight is not None:
-            given = 0 if call.small is None else call.small.nbytes
+            given = max(0, len(call.given) - SEAL_BYTES)
             operation.entry = self._flight.called(slot.name, call.signature, step, "quic", now, given)
         operation.late = deadline <= now
         if self._late is not None:
@@ -392,13 +393,13 @@ class Communicator:
             Exception: Errors of ours, and whatever the computation raises.
         """
         slot, call, calls = operation.slot, operation.call, self._calls
-        if call.small is not None:
+        if call.sizes is not None and call.combine is not None:
             if not slot.settled:
                 return False
             calls.compare(slot)
             if call.watched:
                 self._on_called(slot.name, slot.arrived_ns, False)
-            call.small.combine(calls.given(slot, call.small), ())
+            call.combine(calls.given(slot, call.sizes), ())
             return True
         if operation.stage is Headway.CALLED:
             if call.gathers or slot.leads or len(slot.ranks) == 1:

@@ -23,6 +23,7 @@ from quicoll.collectives.point_to_point import Send
 from quicoll.collectives.reductions import AllReduce, Reduce, ReduceScatter
 from quicoll.collectives.shards import Shards
 from quicoll.collectives.subgroups import STATE, WORLD, Scope
+from quicoll.engine.given import open_given
 from quicoll.errors import AuditError, LocalError, Mismatch, PeerError
 from quicoll.membership.view import Member, View
 from quicoll.numerics.destinations import IN_PLACE_BYTES
@@ -42,7 +43,7 @@ class Engine:
         self.calls: list[tuple[Call, dict[str, Any]]] = []
 
     def collective(self, view_id: int, call: Call, ended: Any, **how: Any) -> None:
-        raise AssertionError("nothing runs here")
+        self.calls.append((call, how))
 
 
 class Runtime:
@@ -81,9 +82,9 @@ class Desk:
     """A context without an engine. `ended(k)` ends the k-th operation that was issued."""
 
     def __init__(self) -> None:
-        self.runtime = Runtime()
+        self.runtime, self.engine = Runtime(), Engine()
         config = SimpleNamespace(node="b", timeout=30.0)
-        self.context = CallContext(config, Engine(), self.runtime, view())
+        self.context = CallContext(config, self.engine, self.runtime, view())
         self.seq = 0
 
     def operation(self, x: float = 1.0, scope: Scope = WORLD) -> AllReduce:
@@ -103,6 +104,29 @@ class Desk:
 
 
 LARGE = IN_PLACE_BYTES // 8  # of float64
+
+
+def test_counts_that_no_message_holds_are_refused_before_anything_is_sent() -> None:
+    desk = Desk()
+    with pytest.raises(LocalError, match="more than can be announced"):
+        desk.context.submit(Gather(desk.here(), np.empty((1 << 62, 0), np.uint8)), None)
+    assert desk.runtime.futures == []
+
+
+def test_what_is_announced_is_what_was_there_when_the_call_was_made() -> None:
+    desk, x = Desk(), np.ones(2)
+    starts: list[Start] = []
+
+    def begin(start: Start, sender: object) -> concurrent.futures.Future[Any]:
+        starts.append(start)
+        return concurrent.futures.Future()
+
+    desk.runtime.submit = begin
+    desk.context.submit(AllReduce(desk.here(), x), None)
+    x[:] = 7
+    starts[0](lambda number, error: None)
+    ((call, _),) = desk.engine.calls
+    assert open_given(call.given, x.nbytes, 0) == np.ones(2).tobytes()
 
 
 def test_what_an_operation_writes_meanwhile_is_given_to_no_other_until_its_result_is_taken() -> None:

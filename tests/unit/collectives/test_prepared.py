@@ -82,9 +82,8 @@ def any_call(chance: random.Random) -> Callable[[GroupView], Operation[Any]]:
 def meaning(operation: Operation[Any]) -> tuple[Any, ...]:
     """All that the others and the engine see of a call before it has run."""
     if operation.announced:
-        small = operation.call().small
-        assert small is not None
-        return operation.signature, operation.measures, operation.text(), operation.terms(), small.sizes, small.payload
+        sizes, payload = operation.call().sizes, operation.payload()
+        return operation.signature, operation.measures, operation.text(), operation.terms(), sizes, payload
     work = operation.prepare(Known([()] * WORLD_SIZE, NETWORK))
     sizes = [(each.size, str(each.dtype)) if isinstance(each, np.ndarray) else each.size for each in work.inputs]
     seen = [operation.signature, operation.measures, operation.text(), operation.terms()]

@@ -17,7 +17,6 @@ from quicoll.engine.communicator import Communicator, view_prefix
 from quicoll.engine.given import seal_given
 from quicoll.engine.messages import Announce, Farewell, decode_message
 from quicoll.errors import Corrupted, LocalError, Mismatch, Partitioned, PeerError, QuicollError
-from quicoll.local.small import SmallCall
 from quicoll.membership.view import Member, View
 from quicoll.numerics.dtypes import DType
 from quicoll.numerics.reduce import ReduceOp
@@ -228,8 +227,7 @@ def announced(seen: list[list[bytes]], given: bytes = b"mine", sizes: tuple[int,
     def never(*_: object) -> Any:
         raise AssertionError("it fits")
 
-    small = SmallCall(0, "sum", lambda: given, len(given), taken, never, sizes=sizes)
-    return Call("all_reduce", "sum", never, small=small, given=seal_given(given))
+    return Call("all_reduce", "sum", never, sizes=sizes, combine=taken, given=seal_given(given))
 
 
 def test_what_ranks_give_in_their_announcements_is_used_when_all_have_called(bench: Bench) -> None:
