@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import xxhash
@@ -224,37 +224,63 @@ def shape_text(shape: tuple[int | str, ...]) -> str:
     return f"({','.join(map(str, shape))})"
 
 
-@dataclass(slots=True, eq=False)  # as a Source
-class Results:
+class Results(Protocol):
     """Memory for the results of an operation, and the way to the caller's tensors (`commit`)."""
 
-    flat: Array
-    _places: tuple[Destination, ...]
-    _whole: Destination | Fresh | None
-    _shapes: tuple[tuple[int, ...], ...]
+    @property
+    def flat(self) -> Array:
+        """The memory of all of them, 1-D and writable."""
+        ...
 
     @property
     def in_place(self) -> bool:
         """Whether the memory is the caller's `out` itself, which changes as the result comes."""
-        return self._whole is not None and self._whole.in_place
+        ...
 
     def aside(self, recycler: Recycler | None) -> Results:
         """Return them with memory beside `out`. Raises LocalError where there is none."""
-        if self._whole is None or not self._whole.in_place:
-            return self
-        whole = self._whole.aside(recycler)
-        return replace(self, flat=whole.flat, _whole=whole)
+        ...
 
     def commit(self) -> Any:
         """Return the result; with `out`, write it there now."""
-        if self._whole is None:
-            ends = [0, *accumulate(place.flat.size for place in self._places)]
-            return [place.commit(self.flat[ends[i] : ends[i + 1]]) for i, place in enumerate(self._places)]
-        value = self._whole.commit()
-        if not self._shapes:
-            return value
-        ends = [0, *accumulate(math.prod(shape) for shape in self._shapes)]
-        return [value[ends[i] : ends[i + 1]].reshape(shape) for i, shape in enumerate(self._shapes)]
+        ...
+
+
+@dataclass(slots=True, eq=False)  # as a Source
+class _FreshList:
+    """Results of a list, in one piece of memory."""
+
+    whole: Destination | Fresh
+    shapes: tuple[tuple[int, ...], ...]
+    in_place = False
+
+    @property
+    def flat(self) -> Array:
+        return self.whole.flat
+
+    def aside(self, recycler: Recycler | None) -> _FreshList:
+        return self
+
+    def commit(self) -> Any:
+        value = self.whole.commit()
+        ends = [0, *accumulate(math.prod(shape) for shape in self.shapes)]
+        return [value[ends[i] : ends[i + 1]].reshape(shape) for i, shape in enumerate(self.shapes)]
+
+
+@dataclass(slots=True, eq=False)  # as a Source
+class _GivenList:
+    """Results of a list, in memory of their own until they are written to the caller's `out`."""
+
+    flat: Array
+    places: tuple[Destination, ...]
+    in_place = False
+
+    def aside(self, recycler: Recycler | None) -> _GivenList:
+        return self
+
+    def commit(self) -> Any:
+        ends = [0, *accumulate(place.flat.size for place in self.places)]
+        return [place.commit(self.flat[ends[i] : ends[i + 1]]) for i, place in enumerate(self.places)]
 
 
 def results(
@@ -281,15 +307,12 @@ def results(
     first = like.first
     if not like.many:
         if out is None:
-            whole: Fresh | Destination = allocate(first, shape, recycler)
-        else:
-            whole = destination(out, first, shape, apart_from=apart_from, recycler=recycler)
-        return Results(whole.flat, (), whole, ())
+            return allocate(first, shape, recycler)
+        return destination(out, first, shape, apart_from=apart_from, recycler=recycler)
     if out is None:
-        whole = allocate(first, (like.elements,), recycler)
-        return Results(whole.flat, (), whole, like.shapes)
+        return _FreshList(allocate(first, (like.elements,), recycler), like.shapes)
     if not isinstance(out, list | tuple) or len(out) != len(like.shapes):
         raise LocalError(f"out must be a list of {len(like.shapes)} tensors, as the input is")
     places = tuple(destination(place, first, shape) for place, shape in zip(out, like.shapes, strict=True))
     require_apart(places)
-    return Results(empty(like.elements, like.dtype, recycler), places, None, ())
+    return _GivenList(empty(like.elements, like.dtype, recycler), places)
