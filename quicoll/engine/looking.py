@@ -37,6 +37,13 @@ cases who was woken sleeps once more, for the lock. Where the kernel had put the
 4 bytes took three times as long as on one; now it takes half as long again. Where nothing is left to do in the turn but
 to acknowledge, it is handed out before that, and whoever gave it offers the lock (`ThreadRuntime.hand_out`).
 
+Nor does it sleep at once then, but pauses (`pause`), for as short as the kernel can, and looks once more whether it was
+called. Who was given something has the lock by then, as a rule, and often calls again with it; the thread that comes
+back from its pause waits for that lock, has it as soon as that caller sleeps or computes without it, and finds the
+call. Who slept had to be woken in the middle of the call, for nothing: it could not have the lock either. Of a call's
+50 us on its caller's thread that was the half, where the two are on two processors, and the way to the engine and back
+took 160 us in place of 130 (docs/performance.md). Whatever is selected for ends a pause.
+
 Where it is woken while somebody waits is where its caller is (quicoll.engine.placing).
 
 Before it looks at anything it rests where the engine has taken more than its share beside a thread that computes
@@ -46,7 +53,9 @@ and then asks once more whether anybody waits. So one of the two sees the other,
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import selectors
 import threading
 import time
@@ -80,6 +89,9 @@ __all__ = [
 ]
 
 _YIELDS = hasattr(os, "sched_yield")
+# The kernel adds 50 us of its own to it, in which it may put timers together: in all about what it takes a thread that
+# is woken on another processor to get up.
+PAUSE_NS = 10_000
 LOOK_NS = 120_000  # a peer's answer to what was just sent takes about as long where both have nothing else to do
 QUESTION_NS = 30_000  # one takes three to five microseconds
 FOUND_NS = LOOK_NS // 4
@@ -194,10 +206,17 @@ class LookingSelector(selectors.DefaultSelector):
             return super().select(0)
         if timeout is not None and timeout <= 0:
             return super().select(timeout)
-        if gave or self._alone or (timeout is not None and timeout * 1e9 < LOOK_NS):
+        if timeout is not None and timeout * 1e9 < LOOK_NS:
             return self._sleep(timeout, gave=gave)
-        ready = super().select(0)
         began = now = self._clock()
+        if gave:
+            pause(self)
+            self._slept()
+            if self._called():
+                return super().select(0)
+        if gave or self._alone:
+            return self._sleep(_left(timeout, self._clock() - began), gave=gave)
+        ready = super().select(0)
         if ready:
             return ready
         if not self._idle():
@@ -216,7 +235,7 @@ class LookingSelector(selectors.DefaultSelector):
                 break
         else:
             self._looks.in_vain(now - began)
-        return self._sleep(None if timeout is None else max(0.0, timeout - (now - began) / 1e9))
+        return self._sleep(_left(timeout, now - began))
 
     def _sleep(self, timeout: float | None, *, gave: bool = False) -> list[tuple[selectors.SelectorKey, int]]:
         self.asleep = True
@@ -227,8 +246,11 @@ class LookingSelector(selectors.DefaultSelector):
             self.asleep = False
             if placed is not None:
                 self.placing.woke(placed)
-            if self._share is not None and self._share.counts:
-                self._share.slept(self._used())
+            self._slept()
+
+    def _slept(self) -> None:
+        if self._share is not None and self._share.counts:
+            self._share.slept(self._used())
 
     def _keep_to_share(self) -> None:
         """Rest, if it is time to."""
@@ -262,6 +284,19 @@ class LookingSelector(selectors.DefaultSelector):
         """End a rest, from another thread; nothing where there is none."""
         if self.resting:
             self._roused.set()
+
+
+def pause(selector: LookingSelector) -> None:
+    """Sleep for PAUSE_NS, or until something is there that is selected for; Python's lock is free meanwhile.
+
+    Not where select(2) does not know of the selector: on systems where that is no file, or in a process of a thousand.
+    """
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        select.select([selector], [], [], PAUSE_NS / 1e9)
+
+
+def _left(timeout: float | None, waited_ns: int) -> float | None:
+    return None if timeout is None else max(0.0, timeout - waited_ns / 1e9)
 
 
 def _yes() -> bool:
