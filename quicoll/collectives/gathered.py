@@ -33,14 +33,14 @@ __all__ = ["GatheredAllReduce"]
 
 
 class GatheredAllReduce(AllReduce):
-    """`output` has the encoded leaves of all ranks, in their order."""
+    """`encoded_result` has the encoded leaves of all ranks, in their order."""
 
     def write_to(self, out: Any, target: Results) -> None:
         super().write_to(out, target)
         how = self.prepared.how
         mine = [leaf[:] for leaf in self.flats]
         self.encoded = [np.concatenate(mine) if mine else np.empty(0, how.dtype.storage)]
-        self.output = empty(self.prepared.elements * self.total, how.dtype, self.here.recycler)
+        self.encoded_result = empty(self.prepared.elements * self.total, how.dtype, self.here.recycler)
 
     def prepare(self, known: Known) -> Work:
         work = super().prepare(known)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
@@ -86,6 +86,10 @@ class Reduction(Operation[Any]):
 
     rows: tuple[int, ...] | None = None
     root: int | None = None
+    encoded: Sequence[Array] | None = None
+    decoded = True
+    _target: Results | None = None
+    encoded_result: Array | None = None  # what comes of the others, where it does not travel as it is
 
     def __init__(
         self,
@@ -142,21 +146,31 @@ class Reduction(Operation[Any]):
     def write_to(self, out: Any, target: Results) -> None:
         """Settle where the result goes."""
         self.given = (self.x, out)
-        self.target = target
+        self._target = target
         self.in_place = target.in_place
         form = self.prepared.how.form
-        self.encoded: Sequence[Array] | None = None
-        if form is None:
-            self.output: Array = target.flat
-        else:
+        if form is not None:
             feedback = self.feedback
             self.encoded = (
                 [form.encode(self.like.at(leaf)) for leaf in self.given_leaves]
                 if feedback is None
                 else feedback.encode()
             )
-            self.output = empty(self.prepared.elements, self.prepared.how.dtype, self.here.recycler)
-        self.decoded = form is None
+            self.encoded_result = empty(self.prepared.elements, self.prepared.how.dtype, self.here.recycler)
+            self.decoded = False
+
+    @property
+    def target(self) -> Results:
+        """Where the result goes. Memory for a small one, for which there is no `out`, is taken when it comes, on the
+        engine's thread."""
+        if self._target is None:
+            self.write_to(None, results(None, self.like, recycler=self.here.recycler))
+        return cast("Results", self._target)
+
+    @property
+    def output(self) -> Array:
+        """What is reduced into: the result, or what it travels as."""
+        return self.target.flat if self.encoded_result is None else self.encoded_result
 
     @property
     def given_leaves(self) -> Sequence[Array | Joined]:
@@ -169,10 +183,8 @@ class Reduction(Operation[Any]):
         return self.given_leaves if self.encoded is None else self.encoded
 
     def step_aside(self) -> None:
-        self.target = self.target.aside(self.here.recycler)
+        self._target = self.target.aside(self.here.recycler)
         self.in_place = False
-        if self.prepared.how.form is None:
-            self.output = self.target.flat
 
     def prepare(self, known: Known) -> Work:
         prepared = self.prepared
@@ -321,10 +333,13 @@ class AllReduce(Reduction):
             sizes=_all_elements,
         )
         self.ring = reduce_order == "ring"
-        target = results(out, self.like, apart_from=None if out is None else flattened(x), recycler=here.recycler)
         if residual is not None:
             self.feedback = self._feedback(residual, out)
-        self.write_to(out, target)
+        if out is None and self.announced and self.prepared.how.form is None:
+            self.given = (x, None)  # and where the result goes, when it comes: `target`
+            return
+        apart_from = None if out is None else flattened(x)
+        self.write_to(out, results(out, self.like, apart_from=apart_from, recycler=here.recycler))
 
     def _feedback(self, residual: Any, out: Any) -> ErrorFeedback:
         """Check the residuals of this rank's leaves. Raises LocalError."""

@@ -154,7 +154,8 @@ def bundle(x: Any) -> Bundle:
         LocalError: Not tensors, an empty list, or types or kinds differ; or a tensor requires grad, see `argument`.
     """
     if not isinstance(x, (list, tuple)):
-        return Bundle.of(argument(x))
+        source = argument(x)
+        return Bundle(source, source.flat, (source.shape,), many=False)
     if not x:
         raise LocalError("a list of no tensors")
     try:
