@@ -37,14 +37,15 @@ cases who was woken sleeps once more, for the lock. Where the kernel had put the
 4 bytes took three times as long as on one; now it takes half as long again. Where nothing is left to do in the turn but
 to acknowledge, it is handed out before that, and whoever gave it offers the lock (`ThreadRuntime.hand_out`).
 
-Nor does it sleep at once then, but pauses (`pause`), for as short as the kernel can, and looks once more whether it was
+Nor does it sleep at once then, but dozes (`doze`), for as short as the kernel can, and looks once more whether it was
 called. Who was given something has the lock by then, as a rule, and often calls again with it; the thread that comes
-back from its pause waits for that lock, has it as soon as that caller sleeps or computes without it, and finds the
+back from that waits for that lock, has it as soon as that caller sleeps or computes without it, and finds the
 call. Who slept had to be woken in the middle of the call, for nothing: it could not have the lock either. Of a call's
 50 us on its caller's thread that was the half, where the two are on two processors, and the way to the engine and back
-took 160 us in place of 130 (docs/performance.md). Whatever is selected for ends a pause.
+took 160 us in place of 130 (docs/performance.md). Whatever is selected for ends a doze.
 
-Where it is woken while somebody waits is where its caller is (quicoll.engine.placing).
+Where it is woken while somebody waits, and after a doze, is where its caller is (quicoll.engine.placing). Without that
+a doze would keep apart whom the kernel has parted: who is called in each of them never sleeps.
 
 Before it looks at anything it rests where the engine has taken more than its share beside a thread that computes
 (quicoll.engine.share). Who begins to wait for the engine says so and then asks for `resting`; who rests has set that,
@@ -91,7 +92,7 @@ __all__ = [
 _YIELDS = hasattr(os, "sched_yield")
 # The kernel adds 50 us of its own to it, in which it may put timers together: in all about what it takes a thread that
 # is woken on another processor to get up.
-PAUSE_NS = 10_000
+DOZE_NS = 10_000
 LOOK_NS = 120_000  # a peer's answer to what was just sent takes about as long where both have nothing else to do
 QUESTION_NS = 30_000  # one takes three to five microseconds
 FOUND_NS = LOOK_NS // 4
@@ -210,12 +211,13 @@ class LookingSelector(selectors.DefaultSelector):
             return self._sleep(timeout, gave=gave)
         began = now = self._clock()
         if gave:
-            pause(self)
-            self._slept()
+            placed = self.placing.sleep(now, _yes)
+            doze(self)
+            self._woke(placed)
             if self._called():
                 return super().select(0)
         if gave or self._alone:
-            return self._sleep(_left(timeout, self._clock() - began), gave=gave)
+            return self._sleep(_left(timeout, self._clock() - began))
         ready = super().select(0)
         if ready:
             return ready
@@ -244,11 +246,12 @@ class LookingSelector(selectors.DefaultSelector):
             return super().select(0 if self._called() else timeout)
         finally:
             self.asleep = False
-            if placed is not None:
-                self.placing.woke(placed)
-            self._slept()
+            self._woke(placed)
 
-    def _slept(self) -> None:
+    def _woke(self, placed: tuple[set[int], set[int]] | None) -> None:
+        """It has slept of its own will. placed: as `placing` gave it before."""
+        if placed is not None:
+            self.placing.woke(placed)
         if self._share is not None and self._share.counts:
             self._share.slept(self._used())
 
@@ -286,13 +289,13 @@ class LookingSelector(selectors.DefaultSelector):
             self._roused.set()
 
 
-def pause(selector: LookingSelector) -> None:
-    """Sleep for PAUSE_NS, or until something is there that is selected for; Python's lock is free meanwhile.
+def doze(selector: LookingSelector) -> None:
+    """Sleep for DOZE_NS, or until something is there that is selected for; Python's lock is free meanwhile.
 
     Not where select(2) does not know of the selector: on systems where that is no file, or in a process of a thousand.
     """
     with contextlib.suppress(OSError, ValueError, TypeError):
-        select.select([selector], [], [], PAUSE_NS / 1e9)
+        select.select([selector], [], [], DOZE_NS / 1e9)
 
 
 def _left(timeout: float | None, waited_ns: int) -> float | None:

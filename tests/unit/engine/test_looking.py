@@ -169,11 +169,11 @@ def test_what_was_settled_for_other_threads_is_handed_out_first_and_then_nobody_
         done.extend(settled)
         return bool(settled)
 
-    paused: list[bool] = []
-    monkeypatch.setattr(looking, "pause", lambda selector: paused.append(selector.asleep))
+    dozed: list[bool] = []
+    monkeypatch.setattr(looking, "doze", lambda selector: dozed.append(selector.asleep))
     with LookingSelector(Clock(), give=give) as selector:
         assert selector.select(None) == []
-        assert (done, asked, paused) == (["one", "two"], [None], [False])
+        assert (done, asked, dozed) == (["one", "two"], [None], [False])
         asked.clear()
         assert selector.select(0) == []  # there is more to do in this thread
         assert asked == [0]
@@ -189,33 +189,33 @@ def test_who_was_given_something_and_calls_with_it_finds_nobody_asleep(
 ) -> None:
     _, _, asked = pair
     called: list[bool] = []
-    monkeypatch.setattr(looking, "pause", lambda selector: called.append(selector.asleep))
+    monkeypatch.setattr(looking, "doze", lambda selector: called.append(selector.asleep))
     with LookingSelector(Clock(), lambda: bool(called), give=lambda: True) as selector:
         assert selector.select(None) == []
     assert (called, asked) == ([False], [0])
 
 
-def test_a_pause_is_part_of_the_time_that_it_waits(
+def test_a_doze_is_part_of_the_time_that_it_waits(
     pair: tuple[LookingSelector, socket.socket, list[float | None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, _, asked = pair
     clock = Clock()
 
-    def pause(selector: LookingSelector) -> None:
+    def doze(selector: LookingSelector) -> None:
         clock.now_ns += 400_000_000
 
-    monkeypatch.setattr(looking, "pause", pause)
+    monkeypatch.setattr(looking, "doze", doze)
     with LookingSelector(clock, give=lambda: True) as selector:
         assert selector.select(1.0) == []
     assert asked == [pytest.approx(0.6, abs=1e-3)]
 
 
-def test_a_pause_ends_with_what_is_selected_for() -> None:
+def test_a_doze_ends_with_what_is_selected_for() -> None:
     near, far = socket.socketpair()
     with near, far, LookingSelector() as selector:
         selector.register(near, selectors.EVENT_READ)
         far.send(b"x")
-        looking.pause(selector)
+        looking.doze(selector)
         assert [events for _, events in selector.select(0)] == [selectors.EVENT_READ]
 
 
@@ -322,24 +322,24 @@ def test_who_rests_goes_on_when_somebody_begins_to_wait(monkeypatch: pytest.Monk
         assert rests == [REST_NS / 1e9]
 
 
-def test_a_pause_counts_as_a_sleep_of_its_own_will(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_doze_counts_as_a_sleep_of_its_own_will(monkeypatch: pytest.MonkeyPatch) -> None:
     """Taken for a wait for the lock it would make the engine rest beside nobody."""
     busy = Busy()
-    pauses: list[None] = []
-    answers = itertools.cycle((False, True))  # in each turn: before the pause, and after it
-    monkeypatch.setattr(looking, "pause", lambda selector: pauses.append(None))
+    dozes: list[None] = []
+    answers = itertools.cycle((False, True))  # in each turn: before the doze, and after it
+    monkeypatch.setattr(looking, "doze", lambda selector: dozes.append(None))
     with LookingSelector(
         busy.clock,
         lambda: next(answers),
         give=lambda: True,
         share=0.1,
         idle=lambda: True,
-        used=lambda: Used(busy.turns * 10_000_000, len(pauses)),
+        used=lambda: Used(busy.turns * 10_000_000, len(dozes)),
     ) as selector:
         monkeypatch.setattr(selector._roused, "wait", lambda timeout: pytest.fail("it rests"))
         for _ in range(20):
             selector.select(None)
-    assert len(pauses) == 20
+    assert len(dozes) == 20
 
 
 def test_without_a_bound_nothing_is_asked_of_the_thread() -> None:

@@ -152,12 +152,14 @@ def test_the_loop_of_the_engine_sleeps_where_its_caller_is_while_it_is_awaited_a
     two, placing = apart()
     system = selectors.DefaultSelector.select
     during: list[set[int]] = []
+    dozed: list[set[int]] = []
 
     def select(self: selectors.DefaultSelector, timeout: float | None = None) -> object:
         if timeout is None:
             during.append(set(two.set))
         return system(self, 0)  # nothing here sleeps
 
+    monkeypatch.setattr(looking, "doze", lambda selector: dozed.append(set(two.set)))
     monkeypatch.setattr(looking, "processors", lambda: 2)
     monkeypatch.setattr(selectors.DefaultSelector, "select", select)
     near, far = socket.socketpair()
@@ -166,7 +168,7 @@ def test_the_loop_of_the_engine_sleeps_where_its_caller_is_while_it_is_awaited_a
         selector.register(near, selectors.EVENT_READ)
         monkeypatch.setattr(selector, "_looks", _NoLooks())
         selector.select(None)
-    assert during == [{1} if awaited or gave else {0, 1}]
+    assert (dozed, during) == ([{1}] if gave else [], [{1} if awaited else {0, 1}])
     assert two.set == {0, 1}
 
 
