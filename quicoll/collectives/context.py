@@ -272,7 +272,8 @@ class CallContext:
             asyncio.get_running_loop()
         except RuntimeError:
             raise LocalError(NO_LOOP) from None
-        self.demand_own_process()
+        if os.getpid() != self._pid:
+            self.demand_own_process()
         pending = self._issue(operation, timeout, self.runtime.begin, in_loop=True)
         if pending.entry is not None:
             # Whether or not anybody awaits it.
@@ -305,7 +306,8 @@ class CallContext:
         *,
         in_loop: bool,
     ) -> Pending[T]:
-        self._demand_decided()
+        if self.undecided is not None:
+            self._demand_decided()
         within = self.config.timeout if timeout is None else seconds(timeout)
         here, group = operation.here, operation.group_id
         if operation.counts:

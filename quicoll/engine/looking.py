@@ -139,7 +139,8 @@ class LookingSelector(selectors.DefaultSelector):
     """The system's selector, for an event loop; it looks before it sleeps. See the module's head.
 
     asleep: whether what is queued from now on is seen only after something that is selected for has come. resting:
-    whether whoever waits from now on has to `rouse` it. placing: where it sleeps.
+    whether whoever waits from now on has to `rouse` it. placing: where it sleeps, which callers tell where they call,
+    by `clock`.
     """
 
     def __init__(
@@ -186,7 +187,7 @@ class LookingSelector(selectors.DefaultSelector):
         self._roused = threading.Event()
         self._called = called
         self._give = give
-        self._clock = clock
+        self.clock = clock
         self._looks = Looks(clock())
         self._busy_ns = clock()  # when there was last something under way, as far as this was asked
         self._alone = processors() == 1
@@ -209,7 +210,7 @@ class LookingSelector(selectors.DefaultSelector):
             return super().select(timeout)
         if timeout is not None and timeout * 1e9 < LOOK_NS:
             return self._sleep(timeout, gave=gave)
-        began = now = self._clock()
+        began = now = self.clock()
         if gave:
             placed = self.placing.sleep(now, _yes)
             doze(self)
@@ -217,7 +218,7 @@ class LookingSelector(selectors.DefaultSelector):
             if self._called():
                 return super().select(0)
         if gave or self._alone:
-            return self._sleep(_left(timeout, self._clock() - began))
+            return self._sleep(_left(timeout, self.clock() - began))
         ready = super().select(0)
         if ready:
             return ready
@@ -231,7 +232,7 @@ class LookingSelector(selectors.DefaultSelector):
             if self._called() or ready:
                 self._looks.found()
                 return ready
-            before, now = now, self._clock()
+            before, now = now, self.clock()
             if now - before > QUESTION_NS:
                 self._looks.in_vain(LOOK_NS)
                 break
@@ -241,7 +242,7 @@ class LookingSelector(selectors.DefaultSelector):
 
     def _sleep(self, timeout: float | None, *, gave: bool = False) -> list[tuple[selectors.SelectorKey, int]]:
         self.asleep = True
-        placed = self.placing.sleep(self._clock(), _yes if gave else self._awaited)
+        placed = self.placing.sleep(self.clock(), _yes if gave else self._awaited)
         try:
             return super().select(0 if self._called() else timeout)
         finally:
@@ -257,7 +258,7 @@ class LookingSelector(selectors.DefaultSelector):
 
     def _keep_to_share(self) -> None:
         """Rest, if it is time to."""
-        now = self._clock()
+        now = self.clock()
         if self._share is None:
             self._share = EngineShare(self._part, now, self._used(), rest_ns=self._rest_ns)
         if not self._share.is_due(now):
@@ -278,10 +279,6 @@ class LookingSelector(selectors.DefaultSelector):
     def offer(self) -> None:
         """Let whoever was woken have Python's lock, and this processor if he is on it."""
         offer()
-
-    def note_caller(self) -> None:
-        """Take note of the thread that calls this, which has called the loop's."""
-        self.placing.called(self._clock())
 
     def rouse(self) -> None:
         """End a rest, from another thread; nothing where there is none."""

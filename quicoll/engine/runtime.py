@@ -183,14 +183,12 @@ class ThreadRuntime:
 
     def begin(self, start: Begin[T], sender: Gathering) -> asyncio.Future[T]:
         """Begin an operation on the engine's loop, for a caller on an event loop."""
-        answer: OperationAnswer[T] = self._operation_answer()
-        self._cross(answer, start, sender)
-        self._watch(answer.get_loop())
-        return answer
-
-    def _operation_answer(self) -> OperationAnswer[Any]:
-        answer: OperationAnswer[Any] = OperationAnswer(loop=running_loop())
+        loop = running_loop()
+        answer: OperationAnswer[T] = OperationAnswer(loop=loop)
         answer.runtime = self
+        self._cross(answer, start, sender)
+        if self._watching is not loop:
+            self._watch(loop)
         return answer
 
     def post(self, work: Callable[[], None]) -> None:
@@ -204,7 +202,7 @@ class ThreadRuntime:
         return answer
 
     def _cross(self, answer: CallAnswer | None, start: _Begin, sender: Gathering | None) -> None:
-        refused = self._refusal()
+        refused, selector = self._refusal(), self._selector
         if not refused:
             try:
                 with self._lock:
@@ -213,12 +211,13 @@ class ThreadRuntime:
                     else:
                         if answer is not None:
                             self._calls[answer] = None
-                            if self._selector is not None:
-                                self._selector.note_caller()
+                            if selector is not None:
+                                selector.placing.called(selector.clock())
                         self._queue.append((answer, start, sender))
                         if not self._asked:
                             self._asked = True
-                            self._ask_to_begin()
+                            if selector is None or selector.asleep:  # awake it looks by itself (`_called`)
+                                self.loop.call_soon_threadsafe(self._begin_queued)
             except BaseException:  # of a signal handler: the caller gets no future that it could cancel
                 self._asked = False  # perhaps the thread has not heard
                 if answer is not None:
@@ -226,11 +225,6 @@ class ThreadRuntime:
                 raise
         if refused:
             raise LocalError(refused)
-
-    def _ask_to_begin(self) -> None:
-        """See to it that what is queued begins. Where the thread is awake it looks by itself (`_called`)."""
-        if self._selector is None or self._selector.asleep:
-            self.loop.call_soon_threadsafe(self._begin_queued)
 
     def _called(self) -> bool:
         """On the engine's thread, between two turns of its loop: whether something is queued, which then begins."""
@@ -270,7 +264,11 @@ class ThreadRuntime:
             LocalError: The engine is closed, or this thread may not call.
         """
         future: OperationAnswer[int] | ThreadAnswer[int]
-        future = self._operation_answer() if in_loop else ThreadAnswer(self)
+        if in_loop:
+            future = OperationAnswer(loop=running_loop())
+            future.runtime = self
+        else:
+            future = ThreadAnswer(self)
         refused = self._refusal()
         if not refused:
             future.begun, future.held = begun, True
