@@ -260,9 +260,37 @@ def test_an_up_that_loses_too_much_ends_at_once_and_gives_way_until_the_next() -
     assert driven.bbr.state is BbrState.DOWN
     driven.until(BbrState.CRUISE)
     assert driven.paced() <= RATE * 75 // 100
-    assert driven.bbr.window <= CONTENTS * 5 // 4 * 85 // 100 + SIZE, "a sixth below what was too much"
+    assert driven.bbr.window <= CONTENTS * 5 // 4
+    driven.round(RATE * 75 // 100, rtt=RTT * 5 // 4)
+    assert driven.bbr.state is BbrState.CRUISE
+    assert driven.bbr.window <= CONTENTS * 5 // 4 * 85 // 100 + SIZE, "beside others a sixth below what was too much"
     driven.until(BbrState.UP, rate=RATE * 75 // 100)
     assert RATE * 90 // 100 <= driven.paced() <= RATE, "1.25 of what was left"
+
+
+def test_where_no_queue_is_seen_all_that_is_safe_is_in_flight_while_it_cruises() -> None:
+    """There is nobody to leave room for, and a sixth less did not fill the path."""
+    driven = cruising()
+    driven.until(BbrState.UP)
+    driven.round(rtt=RTT * 5 // 4)
+    driven.lose(CONTENTS // 10, flight=CONTENTS * 6 // 5)
+    for _ in range(3):
+        driven.until(BbrState.UP)
+        driven.until(BbrState.CRUISE)
+        driven.round()
+        assert driven.bbr.window >= CONTENTS * 6 // 5
+
+
+def test_what_is_lost_two_rounds_after_up_is_no_more_of_it_however_short_down_was() -> None:
+    driven = cruising()
+    driven.until(BbrState.UP)
+    driven.until(BbrState.CRUISE)
+    driven.round()
+    known = driven.bbr.noise.share
+    for _ in range(3):
+        driven.round(lost=CONTENTS // 50)
+    assert driven.states[-2:] == [BbrState.DOWN, BbrState.CRUISE]
+    assert driven.bbr.noise.share > known
 
 
 def test_the_limit_of_what_is_safe_is_raised_by_one_two_four_datagrams_a_round() -> None:

@@ -62,6 +62,18 @@ def test_a_path_that_loses_packets_is_used_nearly_in_full(
     assert arrived * DATAGRAM > least * 10 * RATE * (1 - loss) * len(seeds)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("queue", [0.25, 1.0])
+def test_bursts_of_losses_cost_no_more_the_longer_it_goes_on(queue: float) -> None:
+    """One that hit an UP cost 12 % for good."""
+    for seed in range(5, 9):
+        transfer = without_end("bbr", bottleneck(queue, loss=0.02, burst=8.0, seed=seed), 1, seconds=42)
+        run_together([transfer], 20 * S)
+        before = transfer.arrived
+        run_together([transfer], 40 * S)
+        assert (transfer.arrived - before) * DATAGRAM > 0.93 * 20 * RATE * 0.98
+
+
 def test_alone_it_leaves_the_queue_empty_but_for_its_probing() -> None:
     transfer = without_end("bbr", bottleneck(2.0), 1, seconds=15)
     trips = []

@@ -92,12 +92,12 @@ def test_who_looks_for_its_rate_is_bound_by_no_mate_but_tells_them_of_itself() -
     mates.run(300, RATE, RATE)
     one = mates.limits[0]
     assert one.bounded(RATE) < RATE
-    assert one.window(10 * RATE, steady=True) < RATE
+    assert one.window(10 * RATE, modest=True) < RATE
     one.unbind()
     assert one.bounded(RATE) == RATE
     mates.run(1, RATE, RATE, bound=False)
     assert one.bounded(RATE) == RATE
-    assert one.window(10 * RATE, steady=True) == 10 * RATE
+    assert one.window(10 * RATE, modest=True) == 10 * RATE
 
 
 def test_a_mistake_takes_back_what_was_given_since_and_no_more() -> None:
@@ -130,17 +130,17 @@ def test_forgetting_leaves_no_limit_and_gives_nothing() -> None:
     one.forget()
     assert not one.has_given_way
     assert one.bounded(RATE) == RATE
-    assert one.window(RATE, steady=False) == RATE
+    assert one.window(RATE, modest=False) == RATE
     mates.run(1, RATE, RATE)
     assert abs(other.bounded(RATE) - before) <= 2
 
 
-def test_what_is_safe_in_flight_is_kept_away_from_where_nothing_is_looked_for() -> None:
+def test_what_is_safe_in_flight_is_kept_away_from_where_others_are_to_have_room() -> None:
     limits = Limits(None)
     limits.most = 10_000
-    assert limits.window(20_000, steady=True) == 8500
-    assert limits.window(20_000, steady=False) == 10_000
-    assert limits.window(5000, steady=True) == 5000
+    assert limits.window(20_000, modest=True) == 8500
+    assert limits.window(20_000, modest=False) == 10_000
+    assert limits.window(5000, modest=True) == 5000
 
 
 def rises(limits: Limits) -> int:
@@ -201,7 +201,7 @@ def test_what_is_lost_on_a_full_line_bounds_nothing_in_flight_but_room_does() ->
     one.lose(5000)
     assert one.most == 10_000
     one.most = None
-    assert one.window(10 * RATE, steady=False) < RATE
+    assert one.window(10 * RATE, modest=False) < RATE
 
 
 def test_on_a_full_line_it_looks_again_as_well() -> None:

@@ -301,7 +301,8 @@ class Bbr:
             target += self._clumps.extra + _BURSTS * (bandwidth * _BURST_NS // _NS)
         if self.state is BbrState.UP:
             target += 2 * self._datagram
-        return max(self._limits.window(target, steady=self._is_steady or self.state is BbrState.PROBE_RTT), self._least)
+        is_modest = self.state is BbrState.PROBE_RTT or (self._is_steady and self.signs.has_queue())
+        return max(self._limits.window(target, modest=is_modest), self._least)
 
     # -- what it is told ---------------------------------------------------------------------------------------------
 
@@ -443,7 +444,7 @@ class Bbr:
         self._train.begin()
         self.signs.end_round(sample.rtt_ns)
         rounds = self._round - self._since_round
-        if self.state is BbrState.DOWN and self._is_probe and rounds >= 2:
+        if self._is_steady and self._round - self._waiting_since_round >= 2:
             self._is_probe = False
         elif self.state is BbrState.REFILL:
             self._go_up(sample.now_ns)

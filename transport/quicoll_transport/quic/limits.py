@@ -3,7 +3,10 @@
 `bbr` says when; here is what follows from it, and what it was. Sections are those of draft-ietf-ccwg-bbr-06.
 
     most    bytes that may be in flight, since more of them has lost too much (5.5.10.2). Raised in UP by 1, 2, 4 ...
-            datagrams a round (5.3.3.6), and kept 15 % away from in CRUISE and DOWN (5.6.4.7)
+            datagrams a round (5.3.3.6), and kept 15 % away from in CRUISE and DOWN where there is a queue; 5.6.4.7
+            always does. That leaves room for others, and without a queue there is nobody. (It may be chance that too
+            much was lost, and 15 % less did not fill a path whose acknowledgements come in clumps: an UP that a burst
+            had hit cost a fifth of the rate from then on)
     slow    a rate: three quarters of what it was when it gave way, again if it gives way again, until REFILL, which
             then believes in no more than that. (The draft's bounds of 5.5.10.3 do not go below what was delivered, and
             are lifted without having taught anything: with them a flow beside CUBIC, on a queue of a quarter of the
@@ -107,10 +110,10 @@ class Limits:
         """Return a rate, or what mates leave of it."""
         return rate if self._level is None else min(rate, self._level)
 
-    def window(self, target: int, *, steady: bool) -> int:
-        """Return how much of that may be in flight; `steady`: nothing is being looked for."""
+    def window(self, target: int, *, modest: bool) -> int:
+        """Return how much of that may be in flight; `modest`: others are to have room."""
         if self.most is not None:
-            target = min(target, self.most * _HEADROOM // 100 if steady else self.most)
+            target = min(target, self.most * _HEADROOM // 100 if modest else self.most)
         return target if self._room is None else min(target, self._room)
 
     # -- giving way --------------------------------------------------------------------------------------------------
