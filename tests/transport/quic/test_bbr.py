@@ -310,12 +310,25 @@ def test_the_limit_of_what_is_safe_is_raised_by_one_two_four_datagrams_a_round()
     assert max(windows) < CONTENTS * 140 // 100
 
 
+def test_a_queue_of_its_own_raises_the_limit_no_further() -> None:
+    """It took a path that had lost too much by chance to the end of its queue, in a second of looking for more."""
+    driven = cruising()
+    driven.until(BbrState.UP)
+    driven.round(rtt=RTT * 5 // 4)
+    driven.lose(CONTENTS // 10, flight=CONTENTS)
+    driven.until(BbrState.UP)
+    for _ in range(12):
+        driven.round(RATE, rtt=RTT * 3 // 2, flight=driven.bbr.window)
+        assert driven.bbr.window < CONTENTS * 140 // 100
+    assert driven.bbr.state is not BbrState.UP
+
+
 def test_beside_others_who_fill_a_long_queue_the_limit_is_raised_beyond_what_an_empty_path_holds() -> None:
     driven = cruising()
     driven.until(BbrState.UP)
     driven.round(rtt=RTT * 5 // 4)
     driven.lose(CONTENTS // 10, flight=CONTENTS)
-    driven.until(BbrState.UP, rate=RATE // 2)
+    driven.until(BbrState.UP, rate=RATE // 2, rtt=2 * RTT)
     windows = [driven.bbr.window]
     for _ in range(12):
         driven.round(RATE // 2, rtt=2 * RTT, flight=driven.bbr.window)

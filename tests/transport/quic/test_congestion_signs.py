@@ -106,6 +106,20 @@ def test_loss_as_usual_is_noise_whatever_queue_there_is() -> None:
     assert rounds.signs.is_more_than_noise(SIZE)
 
 
+def test_what_is_lost_in_bursts_is_too_much_beyond_five_times_its_spread() -> None:
+    """Three times were reached by one in six looks for more, on a path that loses 1 % in bursts of eight."""
+    rounds = known(2 * RTT)
+    for _ in range(40):
+        rounds.round(lost=20)
+        rounds.round()
+    assert 80 <= rounds.noise.share <= 110
+    assert 80 <= rounds.noise.spread <= 110
+    rounds.begin(2 * RTT, lost=45)
+    assert not rounds.signs.is_too_much(0, SIZE)
+    rounds.signs.on_lost(30 * SIZE, ROUND)
+    assert rounds.signs.is_too_much(0, SIZE)
+
+
 def test_without_a_queue_all_loss_is_noise_up_to_a_fifth() -> None:
     rounds = known()
     rounds.begin(RTT, lost=199)

@@ -135,7 +135,6 @@ _BURSTS = 3
 _KEPT = 70  # of a hundred: Beta
 _SAFE = 125  # of a hundred: what STARTUP takes for safe to be in flight where it has lost too much
 _AMPLE = 120  # of a hundred
-_OTHERS = 125  # of a hundred: of the shortest round trip
 _CLEARLY = 97  # of a hundred: of what is believed
 _LEAST_CORRECTED = 85  # of a hundred, at a time
 _OWN_ROUNDS = 2  # after UP, DRAIN or giving way, in which what is lost may be that of before
@@ -232,6 +231,7 @@ class Bbr:
         self._is_rough = False  # by a train alone, and UP has not looked since
         self._is_probe = False  # what is lost is UP's
         self._overfills = False  # UP has lost more than noise
+        self._is_alone = True  # there was no queue of others when UP began
         self._wait_ns, self._waiting_since_ns, self._waiting_since_round = 0, 0, 0
         self._tested, self._measured = 0, 0  # RESUME: bytes delivered at which it began, and the best rate since
         self._is_resumed = False  # UP is the first after RESUME
@@ -584,14 +584,14 @@ class Bbr:
         """Allow for more in flight where that was the limit: by 1, 2, 4 ... datagrams a round (5.3.3.6).
 
         Once a fifth of a queue fits as well it is no limit to a flow that makes none: raising it would only make one.
-        But where the round trip is longer than that queue makes it, the queue is others', and what fills the path
-        without one is too little. (A flow that had come to five packets beside CUBIC stayed there for ever.)
+        But where there was a queue before UP began it is others', and what fills the path without one is too little. (A
+        flow that had come to five packets beside CUBIC stayed there for ever. With the queue that UP itself makes taken
+        for others', it went on until that was full: a second, and a quarter of the rate after it.)
         """
         most = self._limits.most
         if most is None or self._window < most or not sample.fills(self._window, slow_start=False):
             return
-        is_alone = sample.smoothed_ns * 100 <= (self.signs.shortest.value_ns or 0) * _OTHERS
-        if is_alone and most * 100 >= self._contents(self.bandwidth.value) * _AMPLE:
+        if self._is_alone and most * 100 >= self._contents(self.bandwidth.value) * _AMPLE:
             return
         self._limits.raise_most(sample, self._datagram)
 
@@ -616,6 +616,7 @@ class Bbr:
     def _go_up(self, now_ns: int) -> None:
         self._full = self.bandwidth.value
         self._is_probe, self._overfills, self._is_rough = True, False, False
+        self._is_alone = not self.signs.has_queue()
         self._limits.begin_up()
         self._go(BbrState.UP)
 

@@ -6,14 +6,16 @@ has no place for, and one that has held twice as much without harm has place. Al
 be full is *noise*, what the path loses by itself. Of what is lost besides, a round has lost
 
     too much            more than eight packets, and a share beyond the noise by 2 % (LossThresh of
-                        draft-ietf-ccwg-bbr-06) or three times its spread, with a queue that may be full. A fifth is too
+                        draft-ietf-ccwg-bbr-06) or five times its spread, with a queue that may be full. A fifth is too
                         much whatever its round trips say: policers and the shortest queues give no other sign
-    more than noise     more than two packets and twice the noise and three times its spread, with a queue that may be
+    more than noise     more than two packets and twice the noise and five times its spread, with a queue that may be
                         full: others fill it, in which it may have little. Nothing is said of it before the noise is
                         known: who begins with 1 % of loss would take that for others
 
 A burst of twenty packets, lost beside a queue of a few milliseconds that UP had made of a path whose queue holds fifty,
 was too much without that "may be full": 0.55 of the rate for the next seconds, and twice the time of an operation.
+Bursts of eight in the mean have rounds with more than three times their spread in one of 25, so one in six looks for
+more ended like that. A queue that is full loses a fifth of what UP sends.
 
 (The draft takes 2 % for congestion while it probes, and any loss at all while it does not: on a path that loses 1 % at
 random its rate sinks by as much each round until it probes again.)
@@ -34,7 +36,7 @@ __all__ = ["CongestionSigns"]
 
 _MS = 1_000_000
 _EXCESS = PARTS // 50  # LossThresh
-_SPREADS = 3
+_SPREADS = 5
 _EXCESS_DATAGRAMS = 8
 _MOST_LOSS = PARTS // 5
 _PRESSED_DATAGRAMS = 2
