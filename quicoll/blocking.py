@@ -34,6 +34,7 @@ import quicoll.tiers as _tiers
 import quicoll.train.worker as _training
 from quicoll.collectives.blocking_group import Group, documented_as
 from quicoll.collectives.handle import BlockingHandle
+from quicoll.engine.answers import loop_here
 from quicoll.errors import LocalError
 from quicoll.joining.entry import join as _join_asynchronously
 
@@ -477,9 +478,7 @@ class _Home:
                 "called from another thread than the one that joined: a job belongs to its thread; hand the work to "
                 "that one, for instance by a queue.Queue, and call the job there"
             )
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
+        if loop_here() is None:
             return ""
         return (
             "called from within another call, or where an event loop is running: there nothing may block; call it "

@@ -7,7 +7,6 @@ equal to it.
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import quicoll.collectives.group as _groups
 from quicoll.collectives.handle import BlockingHandle, Handle
+from quicoll.engine.answers import loop_here
 from quicoll.errors import LocalError
 
 if TYPE_CHECKING:
@@ -64,11 +64,8 @@ def _operation(method: Callable[..., Handle[Any]]) -> Callable[[Callable[..., An
 
 def _demand_no_loop() -> None:
     """Refuse a call before anything is sent: its wait would be refused in any case."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return
-    raise LocalError("an event loop is running on this thread: await the operations of the job's own group here")
+    if loop_here() is not None:
+        raise LocalError("an event loop is running on this thread: await the operations of the job's own group here")
 
 
 class Group:

@@ -12,6 +12,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import contextvars
+from asyncio import _get_running_loop  # asyncio offers it to event loops, under this name
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
@@ -268,8 +269,6 @@ def running_loop() -> asyncio.AbstractEventLoop:
 
 
 def loop_here() -> asyncio.AbstractEventLoop | None:
-    """Return the event loop that this thread is inside of."""
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
+    """Return the event loop that this thread is inside of; without the error by which the public function says that
+    there is none, as each call from a thread without a loop asks this."""
+    return _get_running_loop()
