@@ -85,7 +85,8 @@ def test_figures_of_all_steps_and_of_the_job_come_to_a_function(tmp_path: Path) 
     for node in ("worker-0", "worker-1"):
         steps = [int(step) for step in re.findall(rf"\[{node}\] step (\d+): {{'loss': ", said)]
         assert steps == list(range(1, STEPS + 1))
-        assert re.search(rf"\[{node}\] step \d+: .*'quicoll/view': 1.0", said)
+        # Who leaves last may have been alone in a second view for a moment; a row has the latest.
+        assert re.search(rf"\[{node}\] step \d+: .*'quicoll/view': [12].0", said)
 
 
 @needs("wandb")
@@ -113,4 +114,4 @@ def test_mlflow_has_them(tmp_path: Path) -> None:
         assert [int(step) for _, _, step in rows] == list(range(1, STEPS + 1))
         assert float(rows[-1][1]) < float(rows[0][1])
         views = [line.split() for line in (loss.parent / "quicoll" / "view").read_text().splitlines()]
-        assert [float(value) for _, value, _ in views] == [1.0]
+        assert [float(value) for _, value, _ in views] in ([1.0], [2.0])  # as above
