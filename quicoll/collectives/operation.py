@@ -48,7 +48,8 @@ class _Answer(Protocol):
 
 
 class Operation(Generic[T]):
-    """Subclasses set what differs from these defaults, and define `prepare`, `result` and `bits`."""
+    """Subclasses set what differs from these defaults, and define `prepare`, `result` and `bits`; those that may be
+    `announced` define `sizes`, `payload` and `combine` too."""
 
     name: str
     signature: str  # all that has to be equal on all ranks, but for the group
