@@ -55,11 +55,15 @@ T = TypeVar("T")
 class PreparedCalls:
     """What calls of one group came to in one view; see the module's head. Any thread may use it."""
 
-    __slots__ = ("_known", "_most")
+    __slots__ = ("_known", "_most", "kept")
+
+    kept: Callable[[tuple[Any, ...]], Any | None]
+    """Returns what is kept under a key, or None. Raises TypeError for one that cannot be a key."""
 
     def __init__(self, most: int = MOST_PREPARED) -> None:
         self._most = most
         self._known: OrderedDict[Hashable, Any] = OrderedDict()
+        self.kept = self._known.get
 
     def __len__(self) -> int:
         return len(self._known)

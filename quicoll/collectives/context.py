@@ -39,7 +39,7 @@ import xxhash
 from quicoll.checks import seconds
 from quicoll.collectives.operation import flattened
 from quicoll.collectives.subgroups import is_derived
-from quicoll.engine.answers import NO_LOOP
+from quicoll.engine.answers import NO_LOOP, loop_here
 from quicoll.engine.rows import NearCall
 from quicoll.errors import LocalError, PeerError, QuicollError
 from quicoll.membership.messages import MAX_GROUPS
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from quicoll.collectives.base import GroupView
     from quicoll.collectives.operation import Operation
     from quicoll.config import Config
-    from quicoll.engine.answers import Cancellable, Gathering, Start
+    from quicoll.engine.answers import Cancellable, Start
     from quicoll.engine.engine import Engine
     from quicoll.engine.in_flight import Ended
     from quicoll.engine.neighbourhood import Neighbourhood
@@ -78,21 +78,11 @@ class Pending(Generic[T]):
     this may take it further.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_context",
-        "_number",
-        "_recorded",
-        "_result",
-        "_step",
-        "entry",
-        "future",
-        "near",
-        "operation",
-        "released",
-    )
-
     future: Numbered
+    released: concurrent.futures.Future[None] | None = None
+    near: tuple[Neighbourhood, NearCall] | None = None
+    _recorded = False
+    _result: T = _NOTHING
 
     def __init__(
         self, context: CallContext, operation: Operation[T], number: int, step: int | None, entry: PendingEntry | None
@@ -101,11 +91,7 @@ class Pending(Generic[T]):
         self._number = number
         self._step = step
         self.entry = entry
-        self._recorded = False
-        self._result: T = _NOTHING
         self.operation = operation
-        self.released: concurrent.futures.Future[None] | None = None
-        self.near: tuple[Neighbourhood, NearCall] | None = None
 
     def block(self, timeout: float | None) -> bool:
         """Block this thread until the operation has ended, or `timeout` seconds have passed. Return whether it has.
@@ -257,40 +243,6 @@ class CallContext:
 
     # -- issuing -------------------------------------------------------------------------------------------------
 
-    def issue(self, operation: Operation[T], timeout: float | None) -> Pending[T]:
-        """Start an operation from an event loop, on which its future lives.
-
-        Args:
-            operation: What is issued; once.
-            timeout: Seconds for the whole of it; None takes the job's.
-        Raises:
-            LocalError: No event loop is running, the timeout is none, the operation cannot be announced, or a step
-                would use more sub-groups than a vote tells of.
-            AuditError: The audit has failed.
-        """
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            raise LocalError(NO_LOOP) from None
-        if os.getpid() != self._pid:
-            self.demand_own_process()
-        pending = self._issue(operation, timeout, self.runtime.begin, in_loop=True)
-        if pending.entry is not None:
-            # Whether or not anybody awaits it.
-            cast("asyncio.Future[int]", pending.future).add_done_callback(lambda _: pending.settle())
-        return pending
-
-    def submit(self, operation: Operation[T], timeout: float | None) -> Pending[T]:
-        """Start an operation from any thread but the engine's; no event loop is needed. As `issue` otherwise."""
-        self.demand_own_process()
-        with self.lock:
-            while self._unsettled and self._unsettled[0].settle():
-                self._unsettled.popleft()
-            pending = self._issue(operation, timeout, self.runtime.submit, in_loop=False)
-            if pending.entry is not None:
-                self._unsettled.append(pending)
-        return pending
-
     def demand_own_process(self) -> None:
         """Raise LocalError in the child of a fork, where the lock may be held by a thread that is not there."""
         if os.getpid() != self._pid:
@@ -298,14 +250,24 @@ class CallContext:
                 "this process is a fork of the one that joined, whose engine it does not have; join in the child"
             )
 
-    def _issue(
-        self,
-        operation: Operation[T],
-        timeout: float | None,
-        begin: Callable[[Start, Gathering], Numbered],
-        *,
-        in_loop: bool,
-    ) -> Pending[T]:
+    def issue(self, operation: Operation[T], timeout: float | None, *, threaded: bool = False) -> Pending[T]:
+        """Start an operation.
+
+        Args:
+            operation: What is issued; once.
+            timeout: Seconds for the whole of it; None takes the job's.
+            threaded: By any thread but the engine's, with no need of an event loop. Else by a coroutine, on whose loop
+                its future lives.
+        Raises:
+            LocalError: No event loop is running where one has to, the timeout is none, the operation cannot be
+                announced, or a step would use more sub-groups than a vote tells of.
+            AuditError: The audit has failed.
+        """
+        loop = None if threaded else loop_here()
+        if loop is None and not threaded:
+            raise LocalError(NO_LOOP)
+        if os.getpid() != self._pid:
+            self.demand_own_process()
         if self.undecided is not None:
             self._demand_decided()
         within = self.config.timeout if timeout is None else seconds(timeout)
@@ -324,6 +286,8 @@ class CallContext:
             entry = None
             # The library's own operations, when a view begins, are not for the user to compare.
             if auditor is not None and here.scope.watched:
+                while self._unsettled and self._unsettled[0].settle():
+                    self._unsettled.popleft()
                 auditor.check()
                 entry = auditor.issued(
                     operation.issued(), view=self.view.view_id, step=step, rank=self.rank, world=self.world_size
@@ -338,27 +302,43 @@ class CallContext:
                 numbered = None if row is None else row.take_number()
                 if in_place:
                     pending.released = concurrent.futures.Future()
-                if near is None or row is None or not self._begin_near(near, row, pending, within, in_loop=in_loop):
+                if (
+                    near is None
+                    or row is None
+                    or not self._begin_near(near, row, pending, within, in_loop=not threaded)
+                ):
                     operation.seal()
                     start: Start = partial(_start, self.engine, operation, group, within, step, numbered)
                     if pending.released is not None:
                         start = partial(_releasing, start, pending.released)
-                    pending.future = operation.answer = begin(start, self.engine.endpoint)
+                    sender, runtime = self.engine.endpoint, self.runtime
+                    future: Numbered = (
+                        runtime.submit(start, sender) if loop is None else runtime.begin(start, sender, loop)
+                    )
+                    pending.future = operation.answer = future
             except BaseException as error:
                 if row is not None and isinstance(error, Exception):  # it was not begun: nobody has heard of it
                     row.return_number()
                 if entry is not None and auditor is not None:
                     auditor.over(entry)
                 raise
-            user = self._in_use[number] = _User(operation, self._gone)
-            user.number = number
-            if in_place or feedback is not None:
-                self._writers[number] = user
+            given = operation.given
+            # What is sealed was copied: but for an `out` its tensors are the caller's again.
+            if not operation.sealed or feedback is not None or (given and given[-1] is not None):
+                user = self._in_use[number] = _User(operation, self._gone)
+                user.number = number
+                if in_place or feedback is not None:
+                    self._writers[number] = user
             if step is not None:
                 self._issued[number] = pending
                 if feedback is not None and self._at_commit is not None:
                     self._at_commit(feedback.commit)
                     self._fed_back.append(feedback)
+            if entry is not None:  # whether or not anybody awaits it
+                if threaded:
+                    self._unsettled.append(pending)
+                else:
+                    cast("asyncio.Future[int]", pending.future).add_done_callback(lambda _: pending.settle())
         return pending
 
     def near(self, view_id: int) -> Neighbourhood | None:

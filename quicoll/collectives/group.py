@@ -577,7 +577,7 @@ class Group:
         return Handle(self._context.issue(operation, timeout))
 
     def _meet(self, operation: PointToPoint, timeout: float | None) -> Handle[Any]:
-        self._context.claim(operation.channel, operation.channel_name)
+        self._context.claim(operation.group_id, operation.channel_name)
         return self._start(operation, timeout)
 
     def _split(
@@ -641,7 +641,7 @@ class ThreadGroup(Group):
         return self._divided(self._named(ranks, name))
 
     def _start(self, operation: Operation[T], timeout: float | None) -> Handle[T]:
-        return Handle(self._context.submit(operation, timeout))
+        return Handle(self._context.issue(operation, timeout, threaded=True))
 
     def _divided(self, scope: Scope) -> ThreadGroup:
         return ThreadGroup(self._context, scope)

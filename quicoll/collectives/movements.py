@@ -217,7 +217,7 @@ class Rows(Movement[T]):
         self.width = math.prod(rest)
         if out is not None:
             # The first dimension is `out`'s own: it is compared when the result's is known.
-            destination(out, like.first, (*tuple(getattr(out, "shape", ()))[:1], *rest))
+            destination(out, like.first, (*tuple(getattr(out, "shape", ()))[:1], *rest), buffered=False)
         trailing = ",".join(map(str, rest)) or "-"
         self.signature = f"{head} dtype={like.dtype} trailing={trailing} chunk_bytes={self.here.chunk_bytes}"
 
@@ -295,7 +295,7 @@ class Gather(Rows[Any]):
             )
         self.gathers, self.agreed = False, rows
         if out is not None:
-            destination(out, like.first, (sum(rows), *shape[1:]))
+            destination(out, like.first, (sum(rows), *shape[1:]), buffered=False)
         self.announce(x, like, shape[1:], f"{self.name}{self.where}", out)
         self.planned, self.settled, self.signature, self.algorithm = here.prepared.get(
             (self.name, like.dtype, self.rest, rows, self.root, algorithm), self._prepare, rows, algorithm

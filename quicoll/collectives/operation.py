@@ -68,9 +68,11 @@ class Operation(Generic[T]):
     given: tuple[Any, ...] = ()
     feedback: ErrorFeedback | None = None  # residuals, which are written once it has succeeded
     answer: _Answer | None = None  # from when it was issued
+    group_id: int  # under which it is counted
 
     def __init__(self, here: GroupView) -> None:
         self.here = here
+        self.group_id = here.scope.group_id
 
     def prepare(self, known: Known) -> Work:
         """Return this rank's plan with its memory. Raises PeerError for what other ranks must not announce."""
@@ -134,11 +136,6 @@ class Operation(Generic[T]):
         """Return where the caller's memory lies that is written before its result was taken, or as it is."""
         out = [reach(self.given[-1])] if self.in_place else []
         return out if self.feedback is None else out + self.feedback.reaches()
-
-    @property
-    def group_id(self) -> int:
-        """Under which id the operation is counted."""
-        return self.here.scope.group_id
 
     def demand_counts(self) -> None:
         """Raise LocalError for counts that cannot be announced."""

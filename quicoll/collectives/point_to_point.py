@@ -62,12 +62,8 @@ class PointToPoint(Movement[Any]):
         self.ready = self.work(plan, like, place, [] if self.holds else None)
         self.signature = f"{plan.signature} {like.text}{f' tag={tag}' if tag else ''}"
         self.ranks = (here.ranks[source], here.ranks[to])
-        self.channel = channel_id(here, source, to, tag)
+        self.group_id = channel_id(here, source, to, tag)
         self.channel_name = f"{here.scope.name} send {source} to {to}{f' tag {tag}' if tag else ''}"
-
-    @property
-    def group_id(self) -> int:
-        return self.channel
 
     def prepare(self, known: Known) -> Work:
         return self.ready

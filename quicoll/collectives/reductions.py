@@ -16,9 +16,10 @@ from quicoll.local.large import canonical_tree
 from quicoll.local.layout import CHUNK, MAX_ITEM, SMALL_BYTES
 from quicoll.local.passages import MIN_STEP, Reduced
 from quicoll.local.small import SmallCall
-from quicoll.numerics.buffers import empty, memory
+from quicoll.numerics.buffers import argument, empty, memory
 from quicoll.numerics.bundle import Bundle, Joined, bundle, leaves_like, like_text, results
 from quicoll.numerics.canonical_order import leaves_of
+from quicoll.numerics.destinations import destination
 from quicoll.numerics.feedback import ErrorFeedback
 from quicoll.numerics.reduce import (
     LONG_REDUCE_BLOCK,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from quicoll.engine.calls import Known
     from quicoll.local.layout import SegmentLayout
     from quicoll.local.small import Counts
+    from quicoll.numerics.buffers import Source
     from quicoll.numerics.bundle import Results
     from quicoll.numerics.dtypes import Array
     from quicoll.numerics.reduce import After
@@ -53,6 +55,7 @@ __all__ = ["AllReduce", "Reduce", "ReduceOrder", "ReduceScatter"]
 
 ReduceOrder: TypeAlias = Literal["canonical", "ring"]
 _FEW = 8192  # elements of all leaves; of more it is not the calls of numpy that take time
+_Asked: TypeAlias = "tuple[str, str, Precision, bool, str | None, ReduceOrder, tuple[Any, ...]]"  # in this order
 _Sizes: TypeAlias = "Callable[[Bundle, ElementFormat, int, tuple[Any, ...]], dict[str, Any]]"
 
 
@@ -62,7 +65,7 @@ class _Prepared(NamedTuple):
     elements: that travel of a leaf. settled: this rank's plan, where it does not depend on the network. held: leaves of
     each rank. own: of this rank's, as shards, the view, the first and how many. sizes: where all ranks see what each
     gives, the bytes of that; else None. announced: whether they see it in their announcements, and not through the
-    memory of their host.
+    memory of their host. ring: whether by the classic ring.
     """
 
     precision: Precision
@@ -76,6 +79,7 @@ class _Prepared(NamedTuple):
     own: tuple[int, int, int]
     sizes: tuple[int, ...] | None
     announced: bool
+    ring: bool
 
 
 class Reduction(Operation[Any]):
@@ -88,6 +92,9 @@ class Reduction(Operation[Any]):
     root: int | None = None
     encoded: Sequence[Array] | None = None
     decoded = True
+    leaves: Array | Sequence[Array | Joined] | None = None  # rows, or one by one; None: `like` is the one
+    _source: Source | None = None  # of a tensor that came alone
+    _like: Bundle | None = None
     _target: Results | None = None
     encoded_result: Array | None = None  # what comes of the others, where it does not travel as it is
 
@@ -109,39 +116,44 @@ class Reduction(Operation[Any]):
         """sizes: gives the planner's own arguments, which follow from the tensors, how they travel, the world and
         `more`."""
         self.here = here
+        self.group_id = here.scope.group_id
         self.name = name
         self.x = x
-        self.leaves: Array | Sequence[Array | Joined] | None = None  # rows, or one by one; None: `like` is the one
-        if isinstance(x, Leaves):
-            self.leaves, like = _leaves(x)
-            total, self.first = x.shards.total, x.shards.first
+        asked = (op, algorithm, precision, exact, wire, reduce_order, more)
+        key: tuple[Any, ...]
+        if isinstance(x, (Leaves, list, tuple)):
+            like: Bundle
+            if isinstance(x, Leaves):
+                self.leaves, like = _leaves(x)
+                self.total = x.shards.total
+            else:
+                like, self.total = bundle(x), len(here.ranks)
+            self._like = like
+            key = name, like.dtype, (like.shapes, like.many), self.total, asked
         else:
-            like = bundle(x)
-            total, self.first = len(here.ranks), here.rank
-        self.like = like
-        self.total = total
-        self.prepared = prepared = here.prepared.get(
-            (
-                name,
-                like.dtype,
-                like.shapes,
-                like.many,
-                total,
-                op,
-                reduce_order,
-                algorithm,
-                precision,
-                exact,
-                wire,
-                more,
-            ),
-            _prepare, here, name, like, total, op, reduce_order, algorithm, precision, wire, exact, more, sizes,
-        )  # fmt: skip
-        if isinstance(x, Leaves) and (x.shards.view_id, x.shards.first, x.shards.count) != prepared.own:
+            self._source = source = argument(x)
+            self.total = len(here.ranks)
+            key = name, source.dtype, source.shape, self.total, asked
+        try:
+            prepared = here.prepared.kept(key)
+        except TypeError:  # something that no option can be; preparing says what is wrong with it
+            prepared = None
+        if prepared is None:
+            prepared = here.prepared.get(key, _prepare, here, name, self.like, self.total, asked, sizes)
+        self.prepared: _Prepared = prepared
+        if self.leaves is not None and (x.shards.view_id, x.shards.first, x.shards.count) != prepared.own:
             _demand_own(here, x.shards)
         self.signature = prepared.signature
         self.measures = prepared.settled is None and prepared.sizes is None
         self.announced = prepared.announced
+
+    @property
+    def like(self) -> Bundle:
+        """What each leaf is like. For a tensor that came alone it is made where it is needed, mostly on the engine's
+        thread."""
+        if self._like is None:
+            self._like = Bundle.of(cast("Source", self._source))
+        return self._like
 
     def write_to(self, out: Any, target: Results) -> None:
         """Settle where the result goes."""
@@ -215,6 +227,8 @@ class Reduction(Operation[Any]):
     def payload(self) -> bytes:
         """Return a copy of this rank's leaves, one after the other."""
         if self.encoded is None:
+            if self._source is not None:
+                return self._source.flat.tobytes()
             leaves = self.like.flat if self.leaves is None else self.leaves
             if isinstance(leaves, np.ndarray):
                 return leaves.tobytes()
@@ -300,7 +314,8 @@ class Reduction(Operation[Any]):
         leaves = self.given_leaves
         if self.feedback is not None:
             leaves = [Joined(self.feedback.sums(i)) for i in range(len(leaves))]
-        return [(self.first + i, leaf) for i, leaf in enumerate(leaves)]
+        first = self.here.rank if self.leaves is None else self.x.shards.first
+        return [(first + i, leaf) for i, leaf in enumerate(leaves)]
 
 
 class AllReduce(Reduction):
@@ -332,12 +347,14 @@ class AllReduce(Reduction):
             reduce_order=reduce_order,
             sizes=_all_elements,
         )
-        self.ring = reduce_order == "ring"
         if residual is not None:
             self.feedback = self._feedback(residual, out)
-        if out is None and self.announced and self.prepared.how.form is None:
-            self.given = (x, None)  # and where the result goes, when it comes: `target`
-            return
+        if self.announced and self.prepared.how.form is None:
+            self.given = (x, out)
+            if out is not None:
+                source = self._source
+                self._target = results(out, self.like) if source is None else destination(out, source)
+            return  # without `out` it has memory when the result comes: `target`
         apart_from = None if out is None else flattened(x)
         self.write_to(out, results(out, self.like, apart_from=apart_from, recycler=here.recycler))
 
@@ -357,12 +374,12 @@ class AllReduce(Reduction):
 
     def text(self) -> str:
         form = self.prepared.how.form
-        text = super().text() + (" ring" if self.ring else "" if form is None else f" wire={form.codec.name}")
+        text = super().text() + (" ring" if self.prepared.ring else "" if form is None else f" wire={form.codec.name}")
         return text if self.feedback is None else f"{text} residual"
 
     def terms(self) -> str:
         # What a ring gives is fixed by how many ranks it has.
-        return f"world={self.here.world_size}" if self.ring else ""
+        return f"world={self.here.world_size}" if self.prepared.ring else ""
 
 
 class Reduce(Reduction):
@@ -493,21 +510,9 @@ def _divided_elements(like: Bundle, how: ElementFormat, world: int, more: tuple[
     return {"counts": tuple(count * width for count in rows_given(counts, shape[0], world))}
 
 
-def _prepare(
-    here: GroupView,
-    name: str,
-    like: Bundle,
-    leaves: int,
-    op: str,
-    reduce_order: ReduceOrder,
-    algorithm: str,
-    precision: Precision,
-    wire: str | None,
-    exact: bool,
-    more: tuple[Any, ...],
-    sizes: _Sizes,
-) -> _Prepared:
+def _prepare(here: GroupView, name: str, like: Bundle, leaves: int, asked: _Asked, sizes: _Sizes) -> _Prepared:
     """Check and plan a call. Raises LocalError for what cannot be asked for, or not be planned."""
+    op, algorithm, precision, exact, wire, reduce_order, more = asked
     require_algorithm(name, algorithm)
     if reduce_order == "ring":
         require_ring_options("exact" if exact else precision, wire)
@@ -554,6 +559,7 @@ def _prepare(
         (here.view_id, sum(held[: here.rank]), held[here.rank]),
         seen,
         algorithm == "announced",
+        reduce_order == "ring",
     )
 
 

@@ -12,8 +12,10 @@ import asyncio
 import concurrent.futures
 import contextlib
 import contextvars
+import threading
 from asyncio import _get_running_loop  # asyncio offers it to event loops, under this name
 from collections.abc import Callable, Sequence
+from concurrent.futures._base import PENDING
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from quicoll.errors import LocalError
@@ -173,14 +175,28 @@ class OperationAnswer(LoopAnswer[T]):
 
 
 class ThreadAnswer(concurrent.futures.Future[T]):
-    """For a thread without a loop."""
+    """For a thread without a loop.
+
+    What a future has from its `__init__` it gets here, but for its condition, which is most of that: it is made where
+    somebody first needs one, the engine at its end or who waits, and not in the call. (A test holds what is set here
+    to what the class sets.)
+    """
+
+    begun: Cancellable | None = None
+    held = False
+    _waits = 0
 
     def __init__(self, runtime: Home) -> None:
-        super().__init__()
+        self._state = PENDING
+        self._result = self._exception = None
+        self._waiters: list[Any] = []
+        self._done_callbacks: list[Any] = []
         self._runtime = runtime
-        self.begun: Cancellable | None = None
-        self.held = False
-        self._waits = 0
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "_condition":
+            raise AttributeError(name)
+        return self.__dict__.setdefault(name, threading.Condition())  # of two threads the first one's
 
     @property
     def awaited(self) -> bool:
@@ -268,7 +284,6 @@ def running_loop() -> asyncio.AbstractEventLoop:
         raise LocalError(NO_LOOP) from None
 
 
-def loop_here() -> asyncio.AbstractEventLoop | None:
-    """Return the event loop that this thread is inside of; without the error by which the public function says that
-    there is none, as each call from a thread without a loop asks this."""
-    return _get_running_loop()
+loop_here: Final[Callable[[], asyncio.AbstractEventLoop | None]] = _get_running_loop
+"""Returns the event loop that this thread is inside of; without the error by which the public function says that there
+is none, as each call from a thread without a loop asks this."""

@@ -105,7 +105,9 @@ class InlineRuntime:
         finally:
             self.loop.set_task_factory(factory)
 
-    def begin(self, start: Begin[T], sender: Gathering) -> asyncio.Future[T]:
+    def begin(
+        self, start: Begin[T], sender: Gathering, loop: asyncio.AbstractEventLoop | None = None
+    ) -> asyncio.Future[T]:
         answer: _InlineAnswer[Any] = _InlineAnswer(loop=self.loop)
         answer.begun = start(answer.settle)
         answer.starting = False

@@ -47,9 +47,13 @@ class Processors(Protocol):
 
 
 class Placing:
-    """See the module's head."""
+    """See the module's head.
 
-    __slots__ = ("_called_ns", "_caller", "_next_ns", "_processors")
+    called_ns: when somebody called last, which a caller may say by itself where `look_ns` has not come: until then it
+    is taken to be where it was.
+    """
+
+    __slots__ = ("_caller", "_next_ns", "_processors", "called_ns", "look_ns")
 
     def __init__(self, processors: Processors | None) -> None:
         """Begin without a caller.
@@ -59,7 +63,8 @@ class Placing:
         """
         self._processors = processors
         self._caller = -1
-        self._called_ns = 0
+        self.called_ns = 0
+        self.look_ns = 0
         self._next_ns = 0
 
     def called(self, now_ns: int) -> None:
@@ -68,8 +73,9 @@ class Placing:
         Args:
             now_ns: The time, by the clock of `sleep`.
         """
+        self.called_ns, self.look_ns = now_ns, now_ns + SMALL_NS
         if self._processors is not None:
-            self._caller, self._called_ns = self._processors.here(), now_ns
+            self._caller = self._processors.here()
 
     def sleep(self, now_ns: int, awaited: Callable[[], bool]) -> tuple[set[int], set[int]] | None:
         """Have the thread that calls, and is about to sleep, woken where its caller is, if somebody waits.
@@ -81,7 +87,7 @@ class Placing:
             What `woke` needs to undo it; None: nothing is to be undone.
         """
         processors, caller = self._processors, self._caller
-        if processors is None or caller < 0 or now_ns < self._next_ns or now_ns - self._called_ns > SMALL_NS:
+        if processors is None or caller < 0 or now_ns < self._next_ns or now_ns - self.called_ns > SMALL_NS:
             return None
         if processors.here() == caller or not awaited():
             return None

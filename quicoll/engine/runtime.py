@@ -76,7 +76,9 @@ class Runtime(Protocol):
     @property
     def loop(self) -> asyncio.AbstractEventLoop: ...
     def call(self, work: Coroutine[Any, Any, T]) -> asyncio.Future[T]: ...
-    def begin(self, start: Begin[T], sender: Gathering) -> asyncio.Future[T]: ...
+    def begin(
+        self, start: Begin[T], sender: Gathering, loop: asyncio.AbstractEventLoop | None = None
+    ) -> asyncio.Future[T]: ...
     def post(self, work: Callable[[], None]) -> None: ...
     def submit(self, start: Start, sender: Gathering) -> concurrent.futures.Future[int]: ...
     def wait(
@@ -181,9 +183,12 @@ class ThreadRuntime:
         self._watch(answer.get_loop())
         return answer
 
-    def begin(self, start: Begin[T], sender: Gathering) -> asyncio.Future[T]:
-        """Begin an operation on the engine's loop, for a caller on an event loop."""
-        loop = running_loop()
+    def begin(
+        self, start: Begin[T], sender: Gathering, loop: asyncio.AbstractEventLoop | None = None
+    ) -> asyncio.Future[T]:
+        """Begin an operation on the engine's loop, for a caller on an event loop. loop: that one, where it is known."""
+        if loop is None:
+            loop = running_loop()
         answer: OperationAnswer[T] = OperationAnswer(loop=loop)
         answer.runtime = self
         self._cross(answer, start, sender)
@@ -202,7 +207,8 @@ class ThreadRuntime:
         return answer
 
     def _cross(self, answer: CallAnswer | None, start: _Begin, sender: Gathering | None) -> None:
-        refused, selector = self._refusal(), self._selector
+        selector = self._selector
+        refused = self._refusal() if os.getpid() != self._pid or threading.get_ident() == self._ident else ""
         if not refused:
             try:
                 with self._lock:
@@ -212,7 +218,10 @@ class ThreadRuntime:
                         if answer is not None:
                             self._calls[answer] = None
                             if selector is not None:
-                                selector.placing.called(selector.clock())
+                                now, placing = selector.clock(), selector.placing
+                                placing.called_ns = now
+                                if now >= placing.look_ns:
+                                    placing.called(now)
                         self._queue.append((answer, start, sender))
                         if not self._asked:
                             self._asked = True

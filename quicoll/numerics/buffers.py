@@ -114,7 +114,7 @@ def source(value: Any) -> Source:
         return _from_numpy(value)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
-        return _from_torch(value, torch)
+        return _from_torch(value, value.detach() if value.requires_grad else value, torch)
     array = as_array(value)
     if array is not None:
         return _from_numpy(array)
@@ -135,15 +135,17 @@ def argument(value: Any) -> Source:
     """
     if type(value) is np.ndarray:
         return _from_numpy(value)
-    torch = torch_module()
+    torch = sys.modules.get("torch")
     if torch is None or not isinstance(value, torch.Tensor):
         return source(value)
-    if value.requires_grad and torch.is_grad_enabled():
+    if not value.requires_grad:
+        return _from_torch(value, value, torch)
+    if torch.is_grad_enabled():
         raise LocalError(
             "the tensor requires grad, and no gradient goes through an operation; pass x.detach(), or make the call "
             "under torch.no_grad()"
         )
-    return _from_torch(value, torch)
+    return _from_torch(value, value.detach(), torch)
 
 
 def arguments(values: Sequence[Any]) -> tuple[Source, Array | list[Array], tuple[tuple[int, ...], ...]] | None:
@@ -341,13 +343,13 @@ def _from_numpy(value: np.ndarray[Any, Any]) -> Source:
     return Source(flat, dtype, value.shape, "numpy", native, copied)
 
 
-def _from_torch(value: Any, torch: Any) -> Source:
+def _from_torch(value: Any, read: Any, torch: Any) -> Source:
+    """read: the tensor outside of autograd."""
     # Mostly it is plain memory on the host. Then numpy takes it as it is, which it does with nothing else: no other
     # device or layout, nothing quantised, lazily conjugated or negated.
     known = READ_TORCH.get(value.dtype)
     if known is None:
         return _from_any_torch(value)
-    read = value.detach() if value.requires_grad else value
     if type(read) is not torch.Tensor:
         return _from_any_torch(value)
     dtype, native, unsigned = known

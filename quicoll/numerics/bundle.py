@@ -154,8 +154,7 @@ def bundle(x: Any) -> Bundle:
         LocalError: Not tensors, an empty list, or types or kinds differ; or a tensor requires grad, see `argument`.
     """
     if not isinstance(x, (list, tuple)):
-        source = argument(x)
-        return Bundle(source, source.flat, (source.shape,), many=False)
+        return Bundle.of(argument(x))
     if not x:
         raise LocalError("a list of no tensors")
     try:
@@ -280,7 +279,7 @@ class _GivenList:
         return self
 
     def commit(self) -> Any:
-        ends = [0, *accumulate(place.flat.size for place in self.places)]
+        ends = [0, *accumulate(place.size for place in self.places)]
         return [place.commit(self.flat[ends[i] : ends[i + 1]]) for i, place in enumerate(self.places)]
 
 
@@ -314,6 +313,8 @@ def results(
         return _FreshList(allocate(first, (like.elements,), recycler), like.shapes)
     if not isinstance(out, list | tuple) or len(out) != len(like.shapes):
         raise LocalError(f"out must be a list of {len(like.shapes)} tensors, as the input is")
-    places = tuple(destination(place, first, shape) for place, shape in zip(out, like.shapes, strict=True))
+    places = tuple(
+        [destination(place, first, shape, buffered=False) for place, shape in zip(out, like.shapes, strict=True)]
+    )
     require_apart(places)
     return _GivenList(empty(like.elements, like.dtype, recycler), places)

@@ -13,8 +13,8 @@ What is neither tensor nor array gets its results as numpy arrays, unless it is 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,11 +22,10 @@ import numpy as np
 from quicoll.errors import LocalError
 from quicoll.numerics.buffers import empty, reach, room
 from quicoll.numerics.natives import (
+    READ_NUMPY,
     READ_TORCH,
     as_array,
     flat_tensor,
-    is_recorded,
-    is_tensor,
     numpy_dtype,
     torch_dtype,
     torch_module,
@@ -43,6 +42,8 @@ __all__ = ["IN_PLACE_BYTES", "Destination", "Fresh", "allocate", "destination", 
 
 # Below this a copy of the result costs nothing beside the operation, and an operation that fails leaves `out` alone.
 IN_PLACE_BYTES = 1 << 20
+# Up to this a buffer is made when the result comes, which the call does not wait for.
+_LATE_BYTES = 4096
 
 
 class Fresh:
@@ -79,6 +80,11 @@ class Fresh:
         """As of a Destination."""
         return self.value
 
+    @property
+    def size(self) -> int:
+        """Of elements."""
+        return self.flat.size
+
     def aside(self, recycler: Recycler | None = None) -> Fresh:
         """Return itself: there is no `out` to leave alone."""
         return self
@@ -86,19 +92,17 @@ class Fresh:
     def commit(self, flat: Array | None = None) -> Any:
         """Give the finished result; see `Destination.commit`."""
         if flat is not None and flat is not self.flat:
-            _demand_fit(flat, self.flat, self.dtype)
+            _demand_fit(flat, self.size, self.dtype)
             np.copyto(self.flat, flat)
         return self.value
 
 
-@dataclass(slots=True, eq=False)  # as a Source
 class Destination:
     """Memory for one result that goes to a place which is there already.
 
     Attributes:
         value: What the caller gets: the `out` that was passed, or a new tensor on a CUDA device.
         place: An array or a tensor in the value's memory; mostly the value itself.
-        flat: 1-D, writable, of dtype.storage: a buffer beside the value, unless `in_place`.
         dtype: The element type.
         shape: Of the value.
         kind: "numpy" or "torch".
@@ -106,20 +110,47 @@ class Destination:
         name: What the caller calls it, for errors.
     """
 
-    value: Any
-    place: Any
-    flat: Array
-    dtype: DType
-    shape: tuple[int, ...]
-    kind: ArrayKind
-    in_place: bool = False
-    name: str = "out"
+    __slots__ = ("_flat", "dtype", "in_place", "kind", "name", "place", "shape", "value")
+
+    def __init__(
+        self,
+        value: Any,
+        place: Any,
+        flat: Array | None,
+        dtype: DType,
+        shape: tuple[int, ...],
+        kind: ArrayKind,
+        in_place: bool = False,
+        name: str = "out",
+    ) -> None:
+        """flat: as below; None: it is made when it is asked for."""
+        self.value = value
+        self.place = place
+        self._flat = flat
+        self.dtype = dtype
+        self.shape = shape
+        self.kind = kind
+        self.in_place = in_place
+        self.name = name
+
+    @property
+    def size(self) -> int:
+        """Of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def flat(self) -> Array:
+        """1-D, writable, of dtype.storage: a buffer beside the value, unless `in_place`."""
+        if self._flat is None:
+            self._flat = empty(self.size, self.dtype)
+        return self._flat
 
     def aside(self, recycler: Recycler | None = None) -> Destination:
         """Return one with a buffer beside the value. Raises LocalError where there is no memory for it."""
         if not self.in_place:
             return self
-        return replace(self, flat=empty(self.flat.size, self.dtype, recycler), in_place=False)
+        flat = empty(self.flat.size, self.dtype, recycler)
+        return Destination(self.value, self.place, flat, self.dtype, self.shape, self.kind, name=self.name)
 
     def commit(self, flat: Array | None = None) -> Any:
         """Write the finished result into `value`.
@@ -134,8 +165,8 @@ class Destination:
             LocalError: `value` cannot be written any more: its owner has resized it or made it read-only.
         """
         result = self.flat if flat is None else flat
-        if result is not self.flat:
-            _demand_fit(result, self.flat, self.dtype)
+        if result is not self._flat:
+            _demand_fit(result, self.size, self.dtype)
             if self.in_place:
                 np.copyto(self.flat, result)
         try:
@@ -150,9 +181,9 @@ class Destination:
         return self.value
 
 
-def _demand_fit(result: Array, flat: Array, dtype: DType) -> None:
-    if result.shape != flat.shape or result.dtype != dtype.storage:
-        raise LocalError(f"a result of {result.size} {result.dtype} does not fit {flat.size} {dtype.storage}")
+def _demand_fit(result: Array, size: int, dtype: DType) -> None:
+    if result.shape != (size,) or result.dtype != dtype.storage:
+        raise LocalError(f"a result of {result.size} {result.dtype} does not fit {size} {dtype.storage}")
 
 
 def allocate(
@@ -194,6 +225,7 @@ def destination(
     apart_from: Sequence[Any] | None = None,
     recycler: Recycler | None = None,
     name: str = "out",
+    buffered: bool = True,
 ) -> Destination:
     """Check a caller's `out` and put a buffer beside it; `commit` writes it.
 
@@ -208,6 +240,8 @@ def destination(
             shares no memory with them needs no buffer, where it is contiguous and on the host.
         recycler: As for `allocate`.
         name: What the caller calls it, for errors.
+        buffered: Whether it gets a buffer now, so that a lack of memory is told by the call; one of a few bytes comes
+            when it is asked for.
     Returns:
         The destination.
     Raises:
@@ -217,11 +251,16 @@ def destination(
     shape = like.shape if shape is None else shape
     kind: ArrayKind = "numpy"
     place: Any
-    if type(out) is not np.ndarray and is_tensor(out):
+    torch = sys.modules.get("torch")
+    if type(out) is np.ndarray:
+        place, dtype = out, READ_NUMPY.get(out.dtype) or numpy_dtype(out)
+        flags = out.flags
+        writable, contiguous = flags.writeable, flags.c_contiguous
+    elif torch is not None and isinstance(out, torch.Tensor):
         kind = "torch"
-        known = READ_TORCH.get(out.dtype) if type(out) is torch_module().Tensor and out.is_cpu else None
-        dtype = torch_dtype(out) if known is None or out.layout is not torch_module().strided else known[0]
-        if is_recorded(out):
+        known = READ_TORCH.get(out.dtype) if type(out) is torch.Tensor and out.is_cpu else None
+        dtype = torch_dtype(out) if known is None or out.layout is not torch.strided else known[0]
+        if out.requires_grad and torch.is_grad_enabled():
             raise LocalError(f"{name} requires grad; pass {name}.detach(), or make the call under torch.no_grad()")
         place, writable, contiguous = out, True, out.is_contiguous()
     else:
@@ -242,16 +281,19 @@ def destination(
                 f"{name} has several elements in one place (strides {strides} bytes); pass a contiguous copy"
             )
     size = like.flat.size if shape is like.shape else math.prod(shape)
-    if apart_from is not None and size * dtype.itemsize >= IN_PLACE_BYTES:
+    nbytes = size * dtype.itemsize
+    if nbytes <= _LATE_BYTES or not buffered:
+        return Destination(out, place, None, dtype, shape, kind, False, name)
+    if apart_from is not None and nbytes >= IN_PLACE_BYTES:
         flat = _own_memory(place, kind, dtype)
         if flat is not None and not meet([reach_of(place)], [reach(value) for value in apart_from]):
-            return Destination(out, place, flat, dtype, shape, kind, in_place=True, name=name)
-    return Destination(out, place, empty(size, dtype, recycler), dtype, shape, kind, name=name)
+            return Destination(out, place, flat, dtype, shape, kind, True, name)
+    return Destination(out, place, empty(size, dtype, recycler), dtype, shape, kind, False, name)
 
 
 def require_apart(places: Sequence[Destination | Fresh]) -> None:
     """Raise LocalError where two of the destinations of one operation share memory: the later would win."""
-    indices = [index for index, place in enumerate(places) if place.flat.size]
+    indices = [index for index, place in enumerate(places) if place.size]
     pair = first_shared([places[index].place for index in indices])
     if pair is not None:
         first, second = sorted(indices[each] for each in pair)

@@ -81,7 +81,7 @@ class ErrorFeedback:
                 ]
             )
             self._read.append([source(tensor).flat for tensor in tensors])
-        written = [place.place for places in self._places for place in places if place.flat.size]
+        written = [place.place for places in self._places for place in places if place.size]
         if first_shared(written) is not None:
             raise LocalError("two tensors of residual share memory; give each leaf, and each tensor of it, its own")
         self._reaches = [reach_of(place) for place in written]

@@ -20,8 +20,6 @@ __all__ = [
     "READ_TORCH",
     "as_array",
     "flat_tensor",
-    "is_recorded",
-    "is_tensor",
     "numpy_dtype",
     "torch_dtype",
     "torch_module",
@@ -90,17 +88,6 @@ def _native_dtype(dtype: np.dtype[Any]) -> DType:
 def torch_module() -> Any:
     """Return torch, where somebody has imported it; else None."""
     return sys.modules.get("torch")
-
-
-def is_tensor(value: Any) -> bool:
-    """Return whether this is a tensor of torch's."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor)
-
-
-def is_recorded(value: Any) -> bool:
-    """Return whether autograd would record what is done with this."""
-    return bool(is_tensor(value) and value.requires_grad and torch_module().is_grad_enabled())
 
 
 def torch_dtype(value: Any) -> DType:

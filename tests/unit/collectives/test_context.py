@@ -60,7 +60,7 @@ class Runtime:
         self.futures.append(future)
         return future
 
-    def begin(self, start: Start, sender: object) -> asyncio.Future[Any]:
+    def begin(self, start: Start, sender: object, loop: asyncio.AbstractEventLoop | None = None) -> asyncio.Future[Any]:
         taken: asyncio.Future[Any] = self._take(asyncio.get_running_loop().create_future())
         return taken
 
@@ -95,7 +95,7 @@ class Desk:
         return GroupView(1, scope, len(ranks) - 1, ranks, (0,) * len(ranks), 1024)
 
     def submit(self, x: float = 1.0, scope: Scope = WORLD) -> Pending[Any]:
-        return self.context.submit(self.operation(x, scope), None)
+        return self.context.issue(self.operation(x, scope), None, threaded=True)
 
     def end(self, pending: Pending[Any], seq: int, value: float = 2.0) -> None:
         if isinstance(pending.operation, AllReduce):
@@ -109,7 +109,7 @@ LARGE = IN_PLACE_BYTES // 8  # of float64
 def test_counts_that_no_message_holds_are_refused_before_anything_is_sent() -> None:
     desk = Desk()
     with pytest.raises(LocalError, match="more than can be announced"):
-        desk.context.submit(Gather(desk.here(), np.empty((1 << 62, 0), np.uint8)), None)
+        desk.context.issue(Gather(desk.here(), np.empty((1 << 62, 0), np.uint8)), None, threaded=True)
     assert desk.runtime.futures == []
 
 
@@ -122,7 +122,7 @@ def test_what_is_announced_is_what_was_there_when_the_call_was_made() -> None:
         return concurrent.futures.Future()
 
     desk.runtime.submit = begin
-    desk.context.submit(AllReduce(desk.here(), x), None)
+    desk.context.issue(AllReduce(desk.here(), x), None, threaded=True)
     x[:] = 7
     starts[0](lambda number, error: None)
     ((call, _),) = desk.engine.calls
@@ -144,17 +144,17 @@ def test_what_an_operation_writes_meanwhile_is_given_to_no_other_until_its_resul
             Send(here, out[:1], to=0),
         ]
 
-    first = desk.context.submit(AllReduce(desk.here(), x, out=out), None)
+    first = desk.context.issue(AllReduce(desk.here(), x, out=out), None, threaded=True)
     assert first.operation.in_place
     for ended in (False, True):
         for operation in operations():
             with pytest.raises(LocalError, match="is given memory that an all_reduce under way writes its result to"):
-                desk.context.submit(operation, None)
+                desk.context.issue(operation, None, threaded=True)
         if not ended:
             desk.end(first, 0)
     assert first.take() is out
     for operation in operations():
-        desk.context.submit(operation, None)
+        desk.context.issue(operation, None, threaded=True)
     assert len(desk.runtime.futures) == 1 + 6
 
 
@@ -162,7 +162,7 @@ def test_what_an_operation_writes_meanwhile_is_given_to_no_other_until_its_resul
 def test_memory_of_an_operation_that_is_over_can_be_used_again(how: str) -> None:
     desk = Desk()
     out = np.zeros(LARGE)
-    pending = desk.context.submit(AllReduce(desk.here(), np.ones(LARGE), out=out), None)
+    pending = desk.context.issue(AllReduce(desk.here(), np.ones(LARGE), out=out), None, threaded=True)
     if how == "failed":
         pending.future.set_exception(PeerError("lost"))
     elif how == "cancelled":
@@ -171,8 +171,19 @@ def test_memory_of_an_operation_that_is_over_can_be_used_again(how: str) -> None
         desk.end(pending, 0)
         del pending
         desk.runtime.futures.clear()
-    again = desk.context.submit(AllReduce(desk.here(), np.ones(LARGE), out=out), None)
+    again = desk.context.issue(AllReduce(desk.here(), np.ones(LARGE), out=out), None, threaded=True)
     assert again.operation.in_place
+
+
+def test_what_travels_in_an_announcement_was_copied_and_its_memory_may_be_written_but_for_an_out() -> None:
+    desk = Desk()
+    whole = np.zeros(LARGE)
+    for given, out, in_place in ((whole[:4], None, True), (np.ones(4), whole[:4], False)):
+        small = desk.context.issue(AllReduce(desk.here(), given, out=out), None, threaded=True)
+        assert small.operation.sealed
+        large = desk.context.issue(AllReduce(desk.here(), np.ones(LARGE), out=whole), None, threaded=True)
+        assert large.operation.in_place is in_place
+        large.future.set_exception(PeerError("lost"))
 
 
 def test_where_nobody_writes_in_place_what_is_in_flight_is_not_gone_through(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +191,7 @@ def test_where_nobody_writes_in_place_what_is_in_flight_is_not_gone_through(monk
     with monkeypatch.context() as patch:
         patch.setattr(desk.context, "_separate", lambda operation: pytest.fail("gone through"))
         held = [desk.submit() for _ in range(5)]
-    writing = desk.context.submit(AllReduce(desk.here(), np.ones(LARGE), out=np.zeros(LARGE)), None)
+    writing = desk.context.issue(AllReduce(desk.here(), np.ones(LARGE), out=np.zeros(LARGE)), None, threaded=True)
     gone_through: list[object] = []
     with monkeypatch.context() as patch:
         patch.setattr(desk.context, "_separate", gone_through.append)
@@ -202,8 +213,8 @@ def test_an_out_that_an_earlier_operation_reads_or_will_write_is_left_alone_unti
         lambda here: AllReduce(here, Shards(2, 1, 1, 1).leaves([given])),
     ):
         desk = Desk()
-        first = desk.context.submit(earlier(desk.here()), None)
-        second = desk.context.submit(AllReduce(desk.here(), np.ones(LARGE), out=given), None)
+        first = desk.context.issue(earlier(desk.here()), None, threaded=True)
+        second = desk.context.issue(AllReduce(desk.here(), np.ones(LARGE), out=given), None, threaded=True)
         assert not second.operation.in_place
         desk.end(second, 1, 5.0)
         assert given[0] == 1
@@ -355,7 +366,7 @@ def test_an_event_loop_is_needed_to_issue_and_none_to_submit() -> None:
         desk.context.issue(desk.operation(), None)
     assert not desk.runtime.futures
     with pytest.raises(LocalError, match="timeout must be above 0"):
-        desk.context.submit(desk.operation(), 0)
+        desk.context.issue(desk.operation(), 0, threaded=True)
     assert not desk.runtime.futures
 
 
@@ -402,7 +413,7 @@ def test_a_step_uses_no_more_sub_groups_than_its_vote_holds(monkeypatch: pytest.
     with pytest.raises(LocalError, match="at most 2 sub-groups"):
         desk.submit(scope=groups[2])
     # One whose result is a rank's own is in no vote.
-    desk.context.submit(Gather(desk.here(groups[2]), np.ones(1), root=0), None)
+    desk.context.issue(Gather(desk.here(groups[2]), np.ones(1), root=0), None, threaded=True)
 
 
 def test_an_id_belongs_to_one_name_for_as_long_as_the_view() -> None:

@@ -218,6 +218,33 @@ def _over(ended: Callable[[int, BaseException | None], None]) -> None:
     ended(1, None)
 
 
+def test_a_caller_looks_where_it_is_once_a_millisecond_and_says_each_time_that_it_has_called() -> None:
+    two = Two()
+    runtime = ThreadRuntime("test")
+    selector = runtime._selector
+    assert selector is not None
+    placing = selector.placing = Placing(two)
+    now = SMALL_NS
+    selector.clock = lambda: now
+
+    async def call(place: int) -> None:
+        two.place = place
+        assert await runtime.begin(_over, Sender()) == 1
+
+    async def calls() -> None:
+        nonlocal now
+        await call(1)
+        now += SMALL_NS - 1
+        await call(0)
+        assert (placing._caller, placing.called_ns) == (1, now)
+        now += 1
+        await call(0)
+        assert (placing._caller, placing.called_ns) == (0, now)
+        await runtime.aclose()
+
+    asyncio.run(calls())
+
+
 def test_who_calls_says_where() -> None:
     two = Two()
     runtime = ThreadRuntime("test")

@@ -367,7 +367,7 @@ def test_quantised_tensors_are_refused() -> None:
 class _Elsewhere:
     """What `_torch_dtype` looks at, of a tensor on a device that this machine need not have."""
 
-    layout, is_quantized, device, dtype = torch.strided, False, torch.device("xpu", 1), None
+    layout, is_quantized, device, dtype, requires_grad = torch.strided, False, torch.device("xpu", 1), None, False
 
 
 def test_a_tensor_on_another_device_is_refused_with_the_device_and_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

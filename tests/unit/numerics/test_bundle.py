@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import ml_dtypes
@@ -11,7 +12,7 @@ import torch
 
 from quicoll.errors import LocalError
 from quicoll.numerics.buffers import GATHERED_BYTES, argument
-from quicoll.numerics.bundle import Bundle, Joined, bundle, leaves_like
+from quicoll.numerics.bundle import Bundle, Joined, bundle, leaves_like, results
 from quicoll.numerics.dtypes import DTYPES
 
 SHAPES: dict[str, list[tuple[int, ...]]] = {
@@ -144,3 +145,19 @@ def test_a_bundle_of_other_elements_has_the_same_tensors() -> None:
         again = like.at(memory)
         assert again.is_like(like)
         assert [each.tolist() for each in again.flats] == [[0, 1, 2, 3], [0, 1, 2]]
+
+
+def test_an_out_that_is_a_list_has_one_buffer_beside_it_and_each_of_its_tensors_none() -> None:
+    given = [np.ones(1 << 18, np.float32) for _ in range(4)]
+    out = [np.zeros_like(each) for each in given]
+    nbytes = sum(each.nbytes for each in given)
+    tracemalloc.start()
+    try:
+        place = results(out, bundle(given))
+        place.flat[:] = 7
+        assert place.commit()[3] is out[3]
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert all((each == 7).all() for each in out)
+    assert nbytes <= most < 1.1 * nbytes
