@@ -12,10 +12,12 @@ import asyncio
 import concurrent.futures
 import contextlib
 import contextvars
+import logging
 import threading
 from asyncio import _get_running_loop  # asyncio offers it to event loops, under this name
+from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures._base import PENDING
+from concurrent.futures._base import CANCELLED, CANCELLED_AND_NOTIFIED, FINISHED, PENDING
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from quicoll.errors import LocalError
@@ -38,7 +40,11 @@ __all__ = [
     "running_loop",
 ]
 
+log = logging.getLogger("quicoll")
+
 T = TypeVar("T")
+
+_ENDED = (FINISHED, CANCELLED, CANCELLED_AND_NOTIFIED)
 
 
 class Cancellable(Protocol):
@@ -179,7 +185,8 @@ class ThreadAnswer(concurrent.futures.Future[T]):
 
     What a future has from its `__init__` it gets here, but for its condition, which is most of that: it is made where
     somebody first needs one, the engine at its end or who waits, and not in the call. (A test holds what is set here
-    to what the class sets.)
+    to what the class sets.) So who is told of its end is in a list of its own: a callback is appended, and then the
+    state is looked at; at the end the state is changed, and then the list is emptied. Whoever takes one out calls it.
     """
 
     begun: Cancellable | None = None
@@ -191,6 +198,7 @@ class ThreadAnswer(concurrent.futures.Future[T]):
         self._result = self._exception = None
         self._waiters: list[Any] = []
         self._done_callbacks: list[Any] = []
+        self._told: deque[Callable[[Any], object]] = deque()
         self._runtime = runtime
 
     def __getattr__(self, name: str) -> Any:
@@ -211,8 +219,26 @@ class ThreadAnswer(concurrent.futures.Future[T]):
     def cancel(self) -> bool:
         if not super().cancel():
             return False
+        self.tell()
         self._runtime.withdraw(self)
         return True
+
+    def add_done_callback(self, fn: Callable[[Any], object]) -> None:
+        self._told.append(fn)
+        if self._state in _ENDED:
+            self.tell()
+
+    def tell(self) -> None:
+        """Call who is to be told of an end that is there; nobody twice."""
+        while self._told:
+            try:
+                callback = self._told.popleft()
+            except IndexError:  # another thread has taken the last one
+                return
+            try:
+                callback(self)
+            except Exception:  # of one callback, which is no affair of the next
+                log.exception("what was to be called at the end of an operation raised")
 
     def settle(self, value: Any, error: BaseException | None) -> None:
         if not self.running() and not self.set_running_or_notify_cancel():  # running: one before was interrupted
@@ -221,6 +247,7 @@ class ThreadAnswer(concurrent.futures.Future[T]):
             self.set_exception(error)
         else:
             self.set_result(value)
+        self.tell()
 
 
 class HeldAnswer:
@@ -247,6 +274,8 @@ class HeldAnswer:
         self._runtime.let_go(self.future)
         if not self.future.done():
             self._give(value, error, idle=False)
+        elif isinstance(self.future, ThreadAnswer):
+            self.future.tell()
 
     def _give(self, value: int | None, error: BaseException | None, idle: bool) -> None:
         future = self.future

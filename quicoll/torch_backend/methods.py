@@ -31,12 +31,13 @@ from quicoll.torch_backend.work import OperationPart, OperationWork, WorkPart
 
 if TYPE_CHECKING:
     from quicoll.collectives.group import ThreadGroup
+    from quicoll.collectives.handle import Handle
 
 __all__ = ["Methods"]
 
 Finish = Callable[[list[Any]], object]
-OperationCall = tuple[str, tuple[Any, ...], dict[str, Any]]
-"""An operation of the group: its name, arguments and options."""
+OperationCall = Callable[["ThreadGroup", float], "Handle[Any]"]
+"""Calls an operation of a group that may take so many seconds."""
 
 _AT_ONCE = timedelta(milliseconds=1)
 
@@ -91,10 +92,7 @@ class Methods:
             with self._issuing:
                 self._sequence += counted
                 group = self._group
-                parts = [
-                    OperationPart(getattr(group, each)(*given, timeout=within, **options))
-                    for each, given, options in calls
-                ]
+                parts = [OperationPart(call(group, within)) for call in calls]
         except QuicollError as error:
             if event is not None:
                 event.end(lambda: None)
@@ -124,16 +122,15 @@ class Methods:
 
     def _reduced(self, name: str, tensors: list[torch.Tensor], asked: Asked) -> OperationWork:
         if len(tensors) == 1:  # as mostly: no list of it
-            data, op = reduced_by(asked.op, tensors)
-            return self._start(
-                name, tensors, (("all_reduce", (data[0],), {"op": op}),), partial(_put_all, tensors), asked
-            )
+            (data,), op = reduced_by(asked.op, tensors)
+
+            def call(group: ThreadGroup, within: float) -> Handle[Any]:
+                return group.all_reduce(data, op=op, timeout=within)
+
+            return self._start(name, tensors, (call,), partial(_put_all, tensors), asked)
         whole = len({tensor.dtype for tensor in tensors}) == 1
         buckets = [tensors] if whole else [[tensor] for tensor in tensors]
-        calls: list[OperationCall] = []
-        for bucket in buckets:
-            data, op = reduced_by(asked.op, bucket)
-            calls.append(("all_reduce", (data,), {"op": op}))
+        calls = [_all_reduce(bucket, asked) for bucket in buckets]
         return self._start(name, tensors, calls, partial(_put_each, buckets), asked)
 
     def _allreduce_sparse(self, tensors: list[torch.Tensor], asked: Asked) -> OperationWork:
@@ -153,10 +150,7 @@ class Methods:
             values = torch.zeros((keys.numel(), *own.values().shape[1:]), dtype=own.dtype, device="cpu")
             values[torch.searchsorted(keys, mine)] = own.values()
             rows.append((keys, values))
-        calls: list[OperationCall] = []
-        for _, values in rows:
-            data, op = reduced_by(asked.op, [values])
-            calls.append(("all_reduce", (data,), {"op": op}))
+        calls = [_all_reduce([values], asked) for _, values in rows]
 
         def finish(results: list[Any]) -> None:
             for tensor, (keys, values), totals in zip(tensors, rows, results, strict=True):
@@ -174,7 +168,11 @@ class Methods:
     def _all_of(self, given: torch.Tensor, asked: Asked) -> torch.Tensor:
         """Wait for all ranks' numbers, of which each may have others and more."""
         found: list[torch.Tensor] = []
-        self._start("sparse_indices", [], [("all_gather", (given,), {})], found.extend, asked).wait()
+
+        def call(group: ThreadGroup, within: float) -> Handle[Any]:
+            return group.all_gather(given, timeout=within)
+
+        self._start("sparse_indices", [], [call], found.extend, asked).wait()
         return found[0]
 
     def reduce(self, tensors: Any, opts: Any = None, *more: Any, **named: Any) -> OperationWork:
@@ -186,7 +184,10 @@ class Methods:
             for tensor, total in zip(given, results[0] or [], strict=False):
                 put(tensor, total)
 
-        return self._start("reduce", given, [("reduce", (data,), {"root": asked.root, "op": op})], finish, asked)
+        def call(group: ThreadGroup, within: float) -> Handle[Any]:
+            return group.reduce(data, root=asked.root, op=op, timeout=within)
+
+        return self._start("reduce", given, [call], finish, asked)
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, *more: Any, **named: Any) -> OperationWork:
         """Reduce a list of one tensor for each rank; each gets its own. They may be of different sizes."""
@@ -225,7 +226,7 @@ class Methods:
             if counts[self._group.rank] != output.numel() or output.dtype is not data[0].dtype:
                 raise refused(f"{name}: the output has {output.numel()} {output.dtype}, the input of this rank another")
             whole = data[0] if len(data) == 1 else torch.cat(data)
-            calls.append(("reduce_scatter", (whole,), {"op": op, "counts": counts}))
+            calls.append(partial(_reduce_scatter, whole, op, counts))
         return self._start(name, outputs, calls, partial(_put_all, outputs), asked)
 
     # -- operations that move ------------------------------------------------------------------------------------
@@ -236,7 +237,7 @@ class Methods:
         data = [movable(tensor) for tensor in given]
         here = self._group.rank == asked.root  # asked now: when the result is written, the group may have other members
 
-        calls: list[OperationCall] = [("broadcast", (each,), {"root": asked.root}) for each in data]
+        calls = [partial(_broadcast, each, asked.root) for each in data]
 
         def finish(results: list[Any]) -> None:
             if not here:
@@ -266,8 +267,7 @@ class Methods:
                 _demand_alike(output, given, name)
         data = [movable(given).unsqueeze(0) for given in inputs]
 
-        alike = {"counts": [1] * self._group.world_size}
-        calls: list[OperationCall] = [("all_gather", (each,), alike) for each in data]
+        calls = [partial(_all_gather, each) for each in data]
 
         def finish(results: list[Any]) -> None:
             for outputs, rows in zip(lists, results, strict=True):
@@ -290,8 +290,7 @@ class Methods:
                 )
         data = [movable(given).unsqueeze(0) for given in inputs]
 
-        alike = {"counts": [1] * self._group.world_size}
-        calls: list[OperationCall] = [("all_gather", (each,), alike) for each in data]
+        calls = [partial(_all_gather, each) for each in data]
 
         def finish(results: list[Any]) -> None:
             _put_all(outputs, [rows.reshape(-1) for rows in results])
@@ -314,8 +313,12 @@ class Methods:
             if here:
                 _put_all(outs, list(results[0]))
 
-        how = {"root": asked.root, "counts": [1] * self._group.world_size}
-        return self._start("gather", outs, [("gather", (data,), how)], finish, asked)
+        counts = [1] * self._group.world_size
+
+        def call(group: ThreadGroup, within: float) -> Handle[Any]:
+            return group.gather(data, root=asked.root, counts=counts, timeout=within)
+
+        return self._start("gather", outs, [call], finish, asked)
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, *more: Any, **named: Any) -> OperationWork:
         """Give each rank its tensor of the root's."""
@@ -330,8 +333,10 @@ class Methods:
         else:
             data = movable(output).unsqueeze(0)
 
-        calls: list[OperationCall] = [("scatter", (data,), {"root": asked.root})]
-        return self._start("scatter", [output], calls, lambda results: put(output, results[0].reshape(-1)), asked)
+        def call(group: ThreadGroup, within: float) -> Handle[Any]:
+            return group.scatter(data, root=asked.root, timeout=within)
+
+        return self._start("scatter", [output], [call], lambda results: put(output, results[0].reshape(-1)), asked)
 
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None, *more: Any, **named: Any) -> OperationWork:
         """Send a tensor to each rank, and get one from each."""
@@ -375,14 +380,17 @@ class Methods:
                     raise refused(f"all_to_all: rank {rank} sent {came.numel()} elements, {size} are expected here")
             _put_all(outputs, results[0])
 
-        return self._start("all_to_all", outputs, [("all_to_all", (parts,), {})], finish, asked)
+        def call(group: ThreadGroup, within: float) -> Handle[Any]:
+            return group.all_to_all(parts, timeout=within)
+
+        return self._start("all_to_all", outputs, [call], finish, asked)
 
     # -- meetings ------------------------------------------------------------------------------------------------
 
     def barrier(self, opts: Any = None, **named: Any) -> OperationWork:
         """Wait until every rank is here."""
         asked = read_options(opts, **named)
-        return self._start("barrier", [], [("barrier", (), {})], _nothing, asked)
+        return self._start("barrier", [], [lambda group, within: group.barrier(timeout=within)], _nothing, asked)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Wait until every rank is here; the error has Gloo's words for it too, which programs may look for.
@@ -408,7 +416,7 @@ class Methods:
         """Send a tensor; over when the receiver has all of it."""
         data = [movable(tensor) for tensor in listed(tensors)]
 
-        calls: list[OperationCall] = [("send", (each,), {"to": dst, "tag": tag}) for each in data]
+        calls = [partial(_send, each, dst, tag) for each in data]
         return self._start("send", [], calls, _nothing, read_options(None), counted=False)
 
     def recv(self, tensors: Any, src: int, tag: int = 0) -> OperationWork:
@@ -416,7 +424,7 @@ class Methods:
         given = listed(tensors)
         data = [movable(tensor) for tensor in given]
 
-        calls: list[OperationCall] = [("recv", (each,), {"source": src, "tag": tag}) for each in data]
+        calls = [partial(_receive, each, src, tag) for each in data]
         work = self._start("recv", given, calls, partial(_put_all, given), read_options(None), counted=False)
         work.sent_by(src)
         return work
@@ -487,6 +495,34 @@ class _Later:
 
     def fail(self, error: BaseException) -> None:
         self._done.set_exception(error)
+
+
+def _all_reduce(tensors: list[torch.Tensor], asked: Asked) -> OperationCall:
+    """Return the call that reduces some tensors as one operation."""
+    data, op = reduced_by(asked.op, tensors)
+    return lambda group, within: group.all_reduce(data, op=op, timeout=within)
+
+
+def _reduce_scatter(
+    given: torch.Tensor, op: str, counts: list[int], group: ThreadGroup, within: float
+) -> Handle[torch.Tensor]:
+    return group.reduce_scatter(given, op=op, counts=counts, timeout=within)
+
+
+def _broadcast(given: torch.Tensor, root: int, group: ThreadGroup, within: float) -> Handle[torch.Tensor]:
+    return group.broadcast(given, root=root, timeout=within)
+
+
+def _all_gather(given: torch.Tensor, group: ThreadGroup, within: float) -> Handle[torch.Tensor]:
+    return group.all_gather(given, counts=[1] * group.world_size, timeout=within)
+
+
+def _send(given: torch.Tensor, to: int, tag: int, group: ThreadGroup, within: float) -> Handle[None]:
+    return group.send(given, to=to, tag=tag, timeout=within)
+
+
+def _receive(like: torch.Tensor, source: int, tag: int, group: ThreadGroup, within: float) -> Handle[torch.Tensor]:
+    return group.recv(like, source=source, tag=tag, timeout=within)
 
 
 def _put_all(tensors: Sequence[torch.Tensor], results: Sequence[Any]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from quicoll.engine.answers import ThreadAnswer
+from quicoll.engine.answers import HeldAnswer, ThreadAnswer
 
 HOME: Any = SimpleNamespace(rouse=lambda: None, withdraw=lambda answer: None)
 
@@ -54,3 +54,68 @@ def test_who_waits_for_it_and_who_is_told_of_its_end_have_what_they_would_of_any
     with pytest.raises(ValueError, match="there"):
         failed.result()
     assert not failed.cancel()
+
+
+def test_who_asks_to_be_told_while_it_ends_is_told_once() -> None:
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        for number in range(200):
+            answer: ThreadAnswer[int] = ThreadAnswer(HOME)
+            together = threading.Barrier(2)
+            told: list[int] = []
+
+            def ask(
+                answer: ThreadAnswer[int] = answer,
+                together: threading.Barrier = together,
+                told: list[int] = told,
+            ) -> None:
+                together.wait(60.0)
+                for each in range(20):
+                    answer.add_done_callback(lambda ended, each=each: told.append(each))
+
+            def end(
+                answer: ThreadAnswer[int] = answer, together: threading.Barrier = together, how: int = number
+            ) -> None:
+                together.wait(60.0)
+                _ = answer.cancel() if how % 2 else answer.settle(1, None)
+
+            for each in [threads.submit(ask), threads.submit(end)]:
+                each.result()
+            assert sorted(told) == list(range(20))
+
+
+def test_a_callback_that_raises_keeps_no_other_from_being_called(caplog: pytest.LogCaptureFixture) -> None:
+    def fails(ended: object) -> None:
+        raise ValueError("mine")
+
+    answer: ThreadAnswer[int] = ThreadAnswer(HOME)
+    told: list[object] = []
+    for callback in (fails, told.append):
+        answer.add_done_callback(callback)
+    answer.settle(1, None)
+    assert told == [answer]
+    assert "what was to be called at the end of an operation raised" in caplog.text
+
+
+def test_who_was_interrupted_before_it_told_of_the_end_has_that_done_by_another() -> None:
+    """As by Ctrl-C, between the end and the callbacks."""
+    later: list[Any] = []
+    home: Any = SimpleNamespace(
+        let_go=lambda answer: True,
+        loop=SimpleNamespace(call_soon_threadsafe=lambda call, *given: later.append((call, given))),
+    )
+    answer: ThreadAnswer[int] = ThreadAnswer(home)
+    told: list[object] = []
+    answer.add_done_callback(told.append)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ThreadAnswer, "tell", _interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            HeldAnswer(home, answer).settle(1, None, idle=False)
+    assert answer.done()
+    assert not told
+    ((call, given),) = later
+    call(*given)
+    assert told == [answer]
+
+
+def _interrupted(answer: object) -> None:
+    raise KeyboardInterrupt
