@@ -26,7 +26,7 @@ import struct
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -183,14 +183,13 @@ class _Source:
 
 @dataclass(slots=True)
 class _Filling:
-    """A region that is read. left: what is neither there nor under way. tried: what was read, right or wrong."""
+    """A region that is read. left: what is neither there nor under way."""
 
     number: int
     wanted: Region
     memory: Memory
     left: list[Region]
     failure: CheckpointError | None
-    tried: dict[_Source, None] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -257,10 +256,11 @@ class PieceReader:
                 self._begin(fillings[-1], sources, under_way, digesting)
             self._settle(under_way, most=0)
             for filling in fillings:
-                while filling.left:  # something was not right: copies are tried until there is none
+                # Something was not right. What has it too is read, and once more if it has been read for less. What is
+                # wrong is a source no more, and what is right leaves nothing of it to be read: so this has an end.
+                while filling.left:
                     _, sources = self._sources(filling.number, filling.wanted)
-                    fresh = [each for each in sources if each not in filling.tried]
-                    if not self._begin(filling, fresh, under_way, digesting):
+                    if not self._begin(filling, sources, under_way, digesting):
                         raise filling.failure or self._in_no_file(filling.left[0], filling.number)
                     self._settle(under_way, most=0)
         return [filling.memory.array() for filling in fillings]
@@ -272,16 +272,13 @@ class PieceReader:
         begun = False
         for source in sources:
             piece = self._manifest.pieces[source.piece]
-            parts = [part for each in filling.left if (part := overlap_of(piece.region, each)) is not None]
+            parts, place = self._wanted_of(piece.region, filling)
             if not parts:
                 continue
-            begun = True
-            filling.tried[source] = None
-            whole = uncovered(piece.region, parts) is None
-            place = filling.memory.place(piece.region) if whole else None
-            own = place is None
-            if own:
+            if place is None:
                 self._settle(under_way, most=_UNDER_WAY, beside=BESIDE - 1)
+                parts, place = self._wanted_of(piece.region, filling)  # anew: something damaged may be wanted again
+            begun, own = True, place is None
             data = np.empty(piece.nbytes, np.uint8).data if place is None else place
             failure = self._read_source(source, data)
             if failure is not None:
@@ -291,6 +288,12 @@ class PieceReader:
             under_way.append(_UnderWay(filling, source, parts, data, own, digesting.begin(data)))
             self._settle(under_way, most=_UNDER_WAY, beside=BESIDE)
         return begun
+
+    def _wanted_of(self, region: Region, filling: _Filling) -> tuple[list[Region], memoryview | None]:
+        """What of a piece is left to read now; and its place in the memory, where all of it is and lies together."""
+        parts = [part for each in filling.left if (part := overlap_of(region, each)) is not None]
+        whole = bool(parts) and uncovered(region, parts) is None
+        return parts, filling.memory.place(region) if whole else None
 
     def _settle(self, under_way: deque[_UnderWay], *, most: int, beside: int = BESIDE) -> None:
         """Compare what was read, oldest first, until no more is under way than this."""

@@ -6,6 +6,7 @@ import hashlib
 import random
 import threading
 from collections.abc import Iterable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -49,14 +50,44 @@ def written(storage: DiskStorage, whole: Any, regions: Iterable[Region]) -> Chec
     return merged(shares, step=3, view=1, metadata={})
 
 
+class Late(Future[str]):
+    """A digest that is there when somebody waits for it, and by itself only now and then."""
+
+    def __init__(self, rng: random.Random, data: bytes | memoryview) -> None:
+        super().__init__()
+        self._rng, self._data = rng, data
+
+    def done(self) -> bool:
+        if not super().done() and self._rng.random() < 0.05:
+            self.result()
+        return super().done()
+
+    def result(self, timeout: float | None = None) -> str:
+        if not super().done():
+            self.set_result(digesting.digest_of(self._data))
+        return super().result()
+
+
 @pytest.mark.parametrize("threads", [False, True])
 @pytest.mark.parametrize("seed", range(60))
 def test_any_region_is_right_or_refused_whatever_is_damaged(
     seed: int, threads: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Pieces that overlap in any way, some of them damaged. The oracle: which regions are in pieces that are whole."""
     if threads:
         monkeypatch.setattr(digesting, "_SMALL", 0)
+    read_what_may_be_damaged(seed)
+
+
+def test_so_it_is_where_digests_come_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a busy processor: many pieces have been read by then."""
+    for seed in range(400):
+        late = random.Random(seed)
+        monkeypatch.setattr(digesting.Digesting, "begin", lambda self, data, late=late: Late(late, data))
+        read_what_may_be_damaged(seed)
+
+
+def read_what_may_be_damaged(seed: int) -> None:
+    """Pieces that overlap in any way, some of them damaged. The oracle: which regions are in pieces that are whole."""
     rng = random.Random(seed)
     disk = SimDisk(random.Random(seed), now_ns=lambda: 0)
     storage = DiskStorage(FOLDER, disk)
