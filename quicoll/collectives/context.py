@@ -1,7 +1,7 @@
 """The caller's side of an engine: the view its callers are in, and the operations they have issued.
 
-A job and its groups share one. Operations are issued here, from the job's event loop (`issue`) or from any other thread
-(`submit`), and cross to the engine's loop by the runtime. Both give a `Pending`; `quicoll.collectives.handle` has the
+A job and its groups share one. Operations are issued here (`issue`), from the job's event loop or from any other
+thread, and cross to the engine's loop by the runtime. Either gets a `Pending`; `quicoll.collectives.handle` has the
 ways to wait for one. The order in which operations are issued is their identity on all ranks. So one lock holds from
 the first check of an operation to its place in the engine's queue: threads that issue at the same time are served one
 after the other. In which order is for the program to settle, the same on every rank.
