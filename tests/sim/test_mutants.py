@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import functools
 import sys
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from tier_mutants import TIER_MUTANTS
 from way_mutants import WAY_MUTANTS
 
 import quicoll.collectives.context
+import quicoll.collectives.reductions
 import quicoll.collectives.split
 import quicoll.collectives.subgroups
 import quicoll.engine.engine
@@ -42,6 +42,7 @@ from quicoll.membership.coordinator.history import Committed
 from quicoll.membership.coordinator.ledger import Ledger
 from quicoll.membership.coordinator.releases import Releases
 from quicoll.membership.journal import Journal
+from quicoll.numerics.destinations import Destination
 from quicoll.sim import Conditions, Settings, Simulation, workload
 from quicoll.sim.checked import CheckedGroup
 from quicoll.sim.digests import state_digest
@@ -54,7 +55,6 @@ if TYPE_CHECKING:
     from quicoll.engine.in_flight import InFlight
     from quicoll.job import Job
     from quicoll.membership.coordinator.roster import Candidate
-    from quicoll.numerics.destinations import Destination
 
 Patch = pytest.MonkeyPatch
 
@@ -394,10 +394,12 @@ def callers_are_told_what_their_own_end_saw(patch: Patch) -> None:
 def results_are_written_as_they_arrive(patch: Patch) -> None:
     honest = quicoll.numerics.bundle.destination
 
-    def direct(out: Any, like: Any, shape: Any = None, *, apart_from: Any = None, recycler: Any = None) -> Destination:
-        return dataclasses.replace(honest(out, like, shape), flat=out.reshape(-1))
+    def direct(out: Any, like: Any, shape: Any = None, **_: Any) -> Destination:
+        place = honest(out, like, shape)
+        return Destination(out, place.place, out.reshape(-1), place.dtype, place.shape, place.kind)
 
-    patch.setattr(quicoll.numerics.bundle, "destination", direct)
+    for module in (quicoll.numerics.bundle, quicoll.collectives.reductions):
+        patch.setattr(module, "destination", direct)
 
 
 def the_credit_is_not_kept(patch: Patch) -> None:
