@@ -267,7 +267,8 @@ class Methods:
                 _demand_alike(output, given, name)
         data = [movable(given).unsqueeze(0) for given in inputs]
 
-        calls = [partial(_all_gather, each) for each in data]
+        counts = [1] * self._group.world_size
+        calls = [partial(_all_gather, each, counts) for each in data]
 
         def finish(results: list[Any]) -> None:
             for outputs, rows in zip(lists, results, strict=True):
@@ -290,7 +291,8 @@ class Methods:
                 )
         data = [movable(given).unsqueeze(0) for given in inputs]
 
-        calls = [partial(_all_gather, each) for each in data]
+        counts = [1] * self._group.world_size
+        calls = [partial(_all_gather, each, counts) for each in data]
 
         def finish(results: list[Any]) -> None:
             _put_all(outputs, [rows.reshape(-1) for rows in results])
@@ -513,8 +515,8 @@ def _broadcast(given: torch.Tensor, root: int, group: ThreadGroup, within: float
     return group.broadcast(given, root=root, timeout=within)
 
 
-def _all_gather(given: torch.Tensor, group: ThreadGroup, within: float) -> Handle[torch.Tensor]:
-    return group.all_gather(given, counts=[1] * group.world_size, timeout=within)
+def _all_gather(given: torch.Tensor, counts: list[int], group: ThreadGroup, within: float) -> Handle[torch.Tensor]:
+    return group.all_gather(given, counts=counts, timeout=within)
 
 
 def _send(given: torch.Tensor, to: int, tag: int, group: ThreadGroup, within: float) -> Handle[None]:
