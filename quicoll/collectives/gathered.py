@@ -19,7 +19,7 @@ from quicoll.engine.calls import Work
 from quicoll.errors import PeerError
 from quicoll.local.large import canonical_tree
 from quicoll.local.passages import Moved, Routes
-from quicoll.numerics.buffers import empty
+from quicoll.numerics.buffers import uninitialised
 from quicoll.numerics.reduce import ReduceOp
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class GatheredAllReduce(AllReduce):
         how = self.prepared.how
         mine = [leaf[:] for leaf in self.flats]
         self.encoded = [np.concatenate(mine) if mine else np.empty(0, how.dtype.storage)]
-        self.encoded_result = empty(self.prepared.elements * self.total, how.dtype, self.here.recycler)
+        self.encoded_result = uninitialised(self.prepared.elements * self.total, how.dtype, self.here.recycler)
 
     def prepare(self, known: Known) -> Work:
         work = super().prepare(known)

@@ -16,7 +16,7 @@ from quicoll.local.large import canonical_tree
 from quicoll.local.layout import CHUNK, MAX_ITEM, SMALL_BYTES
 from quicoll.local.passages import MIN_STEP, Reduced
 from quicoll.local.small import SmallCall
-from quicoll.numerics.buffers import argument, empty, memory
+from quicoll.numerics.buffers import argument, memory, uninitialised
 from quicoll.numerics.bundle import Bundle, Joined, bundle, leaves_like, like_text, results
 from quicoll.numerics.canonical_order import leaves_of
 from quicoll.numerics.destinations import destination
@@ -168,7 +168,7 @@ class Reduction(Operation[Any]):
                 if feedback is None
                 else feedback.encode()
             )
-            self.encoded_result = empty(self.prepared.elements, self.prepared.how.dtype, self.here.recycler)
+            self.encoded_result = uninitialised(self.prepared.elements, self.prepared.how.dtype, self.here.recycler)
             self.decoded = False
 
     @property

@@ -52,12 +52,12 @@ __all__ = [
     "arguments",
     "begun_digest",
     "detached",
-    "empty",
     "memory",
     "reach",
     "room",
     "source",
     "tensor_digest",
+    "uninitialised",
     "wrap",
     "zeros",
 ]
@@ -225,7 +225,7 @@ def detached(value: Any) -> Any:
     return value.detach() if torch is not None and isinstance(value, torch.Tensor) else value
 
 
-def empty(size: int, dtype: DType, recycler: Recycler | None = None) -> Array:
+def uninitialised(size: int, dtype: DType, recycler: Recycler | None = None) -> Array:
     """Return flat memory for `size` elements of `dtype`, uninitialised. Raises LocalError where there is none.
 
     Args:
@@ -252,7 +252,7 @@ def zeros(size: int, dtype: DType) -> Array:
 
 
 def room(size: int, dtype: DType, recycler: Recycler | None) -> Array:
-    """As `empty`, where the caller has words of his own for it. Raises MemoryError and ValueError."""
+    """As `uninitialised`, where the caller has words of his own for it. Raises MemoryError and ValueError."""
     if recycler is not None and size * dtype.itemsize >= LEAST_RECYCLED:
         return recycler.take(size * dtype.itemsize).view(dtype.storage)
     return np.empty(size, dtype.storage)

@@ -19,7 +19,7 @@ import numpy as np
 import xxhash
 
 from quicoll.errors import LocalError
-from quicoll.numerics.buffers import Source, argument, arguments, empty
+from quicoll.numerics.buffers import Source, argument, arguments, uninitialised
 from quicoll.numerics.destinations import Destination, Fresh, allocate, destination, require_apart
 from quicoll.numerics.dtypes import Array, DType  # noqa: TC001 - compiled, a class needs it as it is made
 from quicoll.numerics.recycled import Recycler  # noqa: TC001 - likewise
@@ -317,4 +317,4 @@ def results(
         [destination(place, first, shape, buffered=False) for place, shape in zip(out, like.shapes, strict=True)]
     )
     require_apart(places)
-    return _GivenList(empty(like.elements, like.dtype, recycler), places)
+    return _GivenList(uninitialised(like.elements, like.dtype, recycler), places)

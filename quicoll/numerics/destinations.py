@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from quicoll.errors import LocalError
-from quicoll.numerics.buffers import empty, reach, room
+from quicoll.numerics.buffers import reach, room, uninitialised
 from quicoll.numerics.natives import (
     READ_NUMPY,
     READ_TORCH,
@@ -142,14 +142,14 @@ class Destination:
     def flat(self) -> Array:
         """1-D, writable, of dtype.storage: a buffer beside the value, unless `in_place`."""
         if self._flat is None:
-            self._flat = empty(self.size, self.dtype)
+            self._flat = uninitialised(self.size, self.dtype)
         return self._flat
 
     def aside(self, recycler: Recycler | None = None) -> Destination:
         """Return one with a buffer beside the value. Raises LocalError where there is no memory for it."""
         if not self.in_place:
             return self
-        flat = empty(self.flat.size, self.dtype, recycler)
+        flat = uninitialised(self.flat.size, self.dtype, recycler)
         return Destination(self.value, self.place, flat, self.dtype, self.shape, self.kind, name=self.name)
 
     def commit(self, flat: Array | None = None) -> Any:
@@ -288,7 +288,7 @@ def destination(
         flat = _own_memory(place, kind, dtype)
         if flat is not None and not meet([reach_of(place)], [reach(value) for value in apart_from]):
             return Destination(out, place, flat, dtype, shape, kind, True, name)
-    return Destination(out, place, empty(size, dtype, recycler), dtype, shape, kind, False, name)
+    return Destination(out, place, uninitialised(size, dtype, recycler), dtype, shape, kind, False, name)
 
 
 def require_apart(places: Sequence[Destination | Fresh]) -> None:

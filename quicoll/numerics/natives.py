@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -19,6 +19,7 @@ __all__ = [
     "READ_NUMPY",
     "READ_TORCH",
     "as_array",
+    "asked_dtype",
     "flat_tensor",
     "numpy_dtype",
     "torch_dtype",
@@ -110,6 +111,28 @@ def torch_dtype(value: Any) -> DType:
 def _named_dtype(dtype: Any) -> DType:
     """The type of a torch.dtype, which is none of its tensors' memory: those are not kept."""
     return DType.parse(str(dtype).removeprefix("torch."))
+
+
+def asked_dtype(dtype: Any) -> tuple[Literal["numpy", "torch"], DType]:
+    """Return what a caller means by a dtype: whose it is, and ours.
+
+    Args:
+        dtype: A torch.dtype; or what numpy takes for one, by name as well.
+    Raises:
+        LocalError: It is none, or none of ours.
+    """
+    torch = torch_module()
+    if torch is not None and isinstance(dtype, torch.dtype):
+        return "torch", _named_dtype(dtype)
+    try:
+        native = None if dtype is None else np.dtype(dtype)
+    except TypeError:
+        native = None
+    if native is not None:
+        return "numpy", READ_NUMPY.get(native) or _native_dtype(native)
+    if isinstance(dtype, str):  # of ml_dtypes, which nobody may have imported yet
+        return "numpy", DType.parse(dtype)
+    raise LocalError(f"dtype {dtype!r} is none; pass one of numpy's or torch's, or a name")
 
 
 def flat_tensor(value: Any) -> Array:

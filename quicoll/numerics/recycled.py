@@ -8,7 +8,7 @@ kept when its owner has dropped it, and lent to the next result of its size.
     kept    nothing refers to it; the next of its size is lent it
     gone    it did not fit beside what is kept, or the recycler is closed
 
-When it may be lent again is not guessed. An array does not own this memory: its base is a `_Lease`, and the lease is
+When it may be lent again is not guessed. An array does not own this memory: its base is a `Lease`, and the lease is
 the one object that knows the memory's address. numpy keeps an array's base alive for as long as the array and hands it
 on to every view, whatever way that was made; a memoryview, and what reads by the buffer protocol, holds the array it
 was made of; torch.from_numpy gives its storage a reference to the array, and all tensors, autograd's saved ones and
@@ -28,14 +28,14 @@ who has a block: whose `pop` finds it.
 from __future__ import annotations
 
 import mmap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
 if TYPE_CHECKING:
     from quicoll.numerics.dtypes import Array
 
-__all__ = ["LEAST_RECYCLED", "MOST_KEPT", "Recycler"]
+__all__ = ["LEAST_RECYCLED", "MOST_KEPT", "Lease", "Recycler"]
 
 LEAST_RECYCLED = 1 << 20
 """Bytes of a result from which it is worth the while: malloc has smaller ones ready, with their pages."""
@@ -55,14 +55,34 @@ class _Block:
         self.nbytes = nbytes
 
 
-class _Lease:
-    """The base of an array in a block; gives the block back when nothing refers to it any more."""
+class Leasable(Protocol):
+    """Memory of so many bytes from an address on."""
 
-    __slots__ = ("__array_interface__", "_block", "_recycler")
+    @property
+    def address(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
 
-    def __init__(self, block: _Block, recycler: Recycler) -> None:
+
+B = TypeVar("B", bound=Leasable)
+T = TypeVar("T", contravariant=True)
+
+
+class Owner(Protocol[T]):
+    """Whose memory is lent. It may be told on any thread, in the middle of anything that this does."""
+
+    def give_back(self, block: T, /) -> None: ...
+
+
+class Lease(Generic[B]):
+    """The base of an array in a block (`numpy.asarray` makes it); gives the block back when nothing refers to it any
+    more."""
+
+    __slots__ = ("__array_interface__", "_block", "_owner")
+
+    def __init__(self, block: B, owner: Owner[B]) -> None:
         self._block = block
-        self._recycler = recycler
+        self._owner = owner
         self.__array_interface__ = {
             "version": 3,
             "data": (block.address, False),
@@ -71,7 +91,7 @@ class _Lease:
         }
 
     def __del__(self) -> None:
-        self._recycler.give_back(self._block)
+        self._owner.give_back(self._block)
 
 
 class Recycler:
@@ -107,7 +127,7 @@ class Recycler:
         return self._lent(_Block(nbytes))
 
     def _lent(self, block: _Block) -> Array:
-        lease: Any = _Lease(block, self)
+        lease: Any = Lease(block, self)
         return np.asarray(lease)
 
     def give_back(self, block: _Block) -> None:

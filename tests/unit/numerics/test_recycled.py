@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from quicoll.numerics.buffers import empty, source
+from quicoll.numerics.buffers import source, uninitialised
 from quicoll.numerics.bundle import bundle, results
 from quicoll.numerics.destinations import allocate, destination
 from quicoll.numerics.dtypes import FLOAT32
@@ -271,7 +271,7 @@ def test_small_results_are_none_of_it_and_a_buffer_beside_out_is() -> None:
     aside = destination(out, source(out), apart_from=[], recycler=recycler).aside(recycler)
     assert recycler.kept == 0
     del aside
-    assert empty(SIZE // 4, FLOAT32, recycler).size == SIZE // 4
+    assert uninitialised(SIZE // 4, FLOAT32, recycler).size == SIZE // 4
 
 
 def test_a_result_may_be_used_as_any_other_tensor() -> None:
