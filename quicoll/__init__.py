@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from quicoll.config import Config
     from quicoll.job import Job
     from quicoll.joining.entry import connect, join
+    from quicoll.local.tensors import empty
     from quicoll.membership.view import Member, View
     from quicoll.numerics.generator import Generator
     from quicoll.numerics.reduce import ReduceOp
@@ -103,6 +104,7 @@ __all__ = [
     "blocking",
     "connect",
     "determinism_report",
+    "empty",
     "join",
 ]
 
@@ -134,6 +136,7 @@ _HOMES = {
     "View": "quicoll.membership.view",
     "connect": "quicoll.joining.entry",
     "determinism_report": "quicoll.audit.environment",
+    "empty": "quicoll.local.tensors",
     "join": "quicoll.joining.entry",
 }
 

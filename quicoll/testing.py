@@ -26,7 +26,7 @@ from quicoll.errors import LocalError
 from quicoll.job import Job
 from quicoll.lanes.memory import lanes_unusable
 from quicoll.lanes.starting import LaneProcesses
-from quicoll.local.memory import unusable
+from quicoll.local.sealing import unusable
 from quicoll.membership.incarnation import CHANCE_BYTES, first
 from quicoll.membership.journal import MemoryJournal
 from quicoll.membership.messages import COORDINATOR_NODE

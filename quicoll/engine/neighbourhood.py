@@ -188,13 +188,13 @@ class Neighbourhood:
             left = list(self._calls.values())
             self._calls.clear()
             self._at_work.clear()
+            for row in self._rows.values():
+                for large in row.larges:
+                    large.close()
             self._wakes.close()
         self._ends.stop()
         if self._timer is not None:
             self._timer.cancel()
-        for row in list(self._carrying.values()):
-            for large in list(row.larges):
-                large.close()
         return left
 
     def _on_back(self) -> None:
@@ -598,12 +598,11 @@ class Neighbourhood:
 
     def take_out(self, call: NearCall) -> bool:
         """Take a call out, which is over, and with it the view; return whether it was not before."""
-        with self._lock:
-            found = self._leave(call)
-        for large in call.row.larges:
+        for large in call.row.larges:  # while its room is still its group's
             if large.call is call:
                 large.close()
-        return found
+        with self._lock:
+            return self._leave(call)
 
     # -- large calls: the engine's thread ------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from quicoll.engine.this_host import ThisHost
 from quicoll.errors import LocalError
 from quicoll.lanes.memory import lanes_unusable
 from quicoll.lanes.starting import LaneProcesses
-from quicoll.local.memory import unusable
+from quicoll.local.sealing import unusable
 from quicoll.membership.incarnation import CHANCE_BYTES, first
 from quicoll.observability.events import JsonLines, Observer, Observers, make_directory
 from quicoll.observability.logs import hear

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 from quicoll.engine.host import MetHost
 from quicoll.engine.looking import offer, processors
 from quicoll.engine.placing import system_processors
+from quicoll.local.arena import PeerArena, arena_here
 from quicoll.local.layout import MAX_WORLD, SegmentLayout
 from quicoll.local.meeting import MeetingFailed, Met, host_here, listen, meet_all
 from quicoll.local.memory import Segment, SharedMemory
@@ -104,7 +105,9 @@ class _Own:
     ) -> MetHost:
         """Meet on a thread, and map what the others give."""
         future: asyncio.Future[dict[int, Met]] = self._loop.create_future()
-        server, given = self._server.dup(), [os.dup(each) for each in (self._descriptor, *self._wakes)]  # the thread's
+        arena = arena_here()
+        brought = [self._descriptor, *self._wakes, *([] if arena is None else [arena.descriptor])]
+        server, given = self._server.dup(), [os.dup(each) for each in brought]  # the thread's
 
         def run() -> None:
             found: dict[int, Met] = {}
@@ -141,14 +144,15 @@ class _Own:
         met = await future
         try:
             peers = {each: Segment.received(met[each].segment, self._layout) for each in met}
+            arenas = {each: PeerArena(fd) for each in met if (fd := met[each].arena) is not None}
         except BaseException:
             for each in met.values():
                 each.close()
             raise
         for each in met.values():
-            os.close(each.segment)
+            _close([each.segment] if each.arena is None else [each.segment, each.arena])
         (front, back), self._wakes = self._wakes, ()
-        memory, for_large = (SharedMemory(self._layout, rank, self._segment, peers) for _ in range(2))
+        memory, for_large = (SharedMemory(self._layout, rank, self._segment, peers, arena, arenas) for _ in range(2))
         wakes = _Wakes(
             (front, back),
             {each: met[each].wakes for each in met},

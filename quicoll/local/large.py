@@ -25,18 +25,31 @@ are first written in turn 1, when all peers have done turn 0, so have ended the 
 What is read where it stands is checked after it was used: so a checksum that is right says that nobody has changed it
 meanwhile either. What is copied is checked as it stands in the output. Both are done block by block, while the block is
 in the processor's cache: memory is what a large call takes its time for.
+
+Lent. What a rank gives to one reader, or to all, and has in one piece in its arena (arena.py), it does not write into
+the ring. It makes the checksum, and says in the record beside it where it stands:
+
+    0            in the ring
+    a place      in the arena: lent. The rank's call does not end before all its peers have done turn n, and with it all
+                 their reading; so until then the tensor is not its caller's again
+    WITHDRAWN    the rank has given up the call, and its caller may change the tensor. That is written before he hears
+                 of it, so a reader who has met with other bytes than the checksum's sees it when he looks once more. It
+                 blames nobody then, and goes on with nothing: the view is over, of which it hears as of any end
+
+A rank that is killed changes nothing any more. Whoever changes his tensor during the call is named by its readers,
+where the ring would have carried the one or the other without a word.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 import xxhash
 
-from quicoll.local.layout import STAGE
+from quicoll.local.layout import RECORD, STAGE, WITHDRAWN
 from quicoll.local.small import Spoiled
 from quicoll.numerics.canonical_order import split
 
@@ -51,6 +64,7 @@ __all__ = ["canonical_tree", "carry"]
 
 
 _BLOCK = 256 << 10  # bytes
+_NEVER: Final = 1 << 64  # a stage that no rank reaches
 
 
 def carry(memory: HostMemory, base: int, passage: Passage) -> Generator[int, None, int]:
@@ -68,47 +82,127 @@ def carry(memory: HostMemory, base: int, passage: Passage) -> Generator[int, Non
         Spoiled: What a peer has written differs from its checksum.
         Exception: What reducing raises.
     """
-    layout, n = memory.layout, passage.rounds
+    n = passage.rounds
     if not n:
         return base
-    for i in range(n + 2 if passage.wants else n + 1):
-        yield base + i
-        if i < n:
-            for given in passage.gives(i):
-                _give(memory, layout.input(i) + given.at, layout.input_sum(i, given.reader), given.values)
-        if 1 <= i <= n:
-            for piece in passage.copied(i - 1):
-                why = "what it gave differs from its checksum"
-                at = layout.input(i - 1) + piece.at
-                _copy(memory, piece, at, layout.input_sum(i - 1, piece.reader), why)
-            reducing = passage.reducing(i - 1)
-            if reducing is not None:
-                _reduce(memory, passage, i - 1, reducing)
-        if i >= 2 and passage.wants:
-            for piece in passage.results(i - 2):
-                why = "what it has reduced differs from its checksum"
-                _copy(memory, piece, layout.result(i - 2), layout.result_sum(i - 2), why)
-        if i <= n:
-            memory.store(STAGE, base + i + 1)
-        if i < n:
-            passage.keep(i)
+    lent: dict[int, None] = {}  # where the records stand of what may be read in our arena
+    through = False
+    try:
+        for i in range(n + 2 if passage.wants else n + 1):
+            yield base + i
+            if i < n:
+                _give(memory, passage, i, lent)
+            if 1 <= i <= n and not _use(memory, passage, i - 1):
+                while True:
+                    yield _NEVER
+            if i >= 2 and passage.wants:
+                for piece in passage.results(i - 2):
+                    _copy_result(memory, piece, i - 2)
+            if i <= n:
+                memory.store(STAGE, base + i + 1)
+            if i < n:
+                passage.keep(i)
+        if lent and not passage.wants:
+            yield base + n + 1
+        through = True
+    finally:
+        if not through:
+            for at in lent:
+                memory.withdraw(at)
     return base + n + 1
 
 
-def _give(memory: HostMemory, at: int, sum_at: int, values: Sequence[Array]) -> None:
-    slot, end = memory.view(memory.rank, at, sum(each.nbytes for each in values)), 0
-    digest = xxhash.xxh3_64()
-    for each in values:
-        _copy_summed(slot[end : end + each.nbytes], each.view(np.uint8), digest)
-        end += each.nbytes
-    memory.write(sum_at, _sum(digest))
+def _give(memory: HostMemory, passage: Passage, i: int, lent: dict[int, None]) -> None:
+    """Give what this rank gives in round i, and write down what of it is lent."""
+    layout = memory.layout
+    for given in passage.gives(i):
+        digest = xxhash.xxh3_64()
+        place = memory.place(given.values[0]) if len(given.values) == 1 else 0
+        if place:
+            values = given.values[0].view(np.uint8)
+            for start in range(0, values.size, _BLOCK):
+                digest.update(values[start : start + _BLOCK].data)
+        else:
+            end = 0
+            slot = memory.view(memory.rank, layout.input(i) + given.at, sum(each.nbytes for each in given.values))
+            for each in given.values:
+                _copy_summed(slot[end : end + each.nbytes], each.view(np.uint8), digest)
+                end += each.nbytes
+        record = layout.input_record(i, given.reader)
+        memory.write(record, _sum(digest) + place.to_bytes(8, "little"))
+        if place:
+            lent[record] = None
+        else:
+            lent.pop(record, None)
 
 
-def _copy(memory: HostMemory, piece: PartTaken, at: int, sum_at: int, why: str) -> None:
+def _use(memory: HostMemory, passage: Passage, i: int) -> bool:
+    """Use what the others give in round i. Return False where one of them has given up."""
+    for piece in passage.copied(i):
+        given = _Given.read(memory, i, piece.writer, piece.reader, piece.at, piece.target.nbytes)
+        if given is None:
+            return False
+        digest = xxhash.xxh3_64()
+        _copy_summed(piece.target.view(np.uint8), given.bytes, digest)
+        if not given.stands(memory, digest):
+            return False
+    reducing = passage.reducing(i)
+    return reducing is None or _reduce(memory, passage, i, reducing)
+
+
+class _Given:
+    """What a rank gives in a round, where it stands. bytes: of it."""
+
+    __slots__ = ("_at", "_place", "_sum", "_writer", "bytes")
+
+    def __init__(self, writer: int, at: int, checksum: bytes, place: int, values: Array) -> None:
+        self.bytes = values
+        self._writer, self._at, self._sum, self._place = writer, at, checksum, place
+
+    @classmethod
+    def read(cls, memory: HostMemory, i: int, writer: int, reader: int, at: int, nbytes: int) -> _Given | None:
+        """Look where it is. Return None where its writer has given up. Raises Spoiled where it cannot be.
+
+        Args:
+            memory: The ranks'.
+            i: The round.
+            writer: Whose it is.
+            reader: For whom.
+            at: Bytes from the start of the chunk.
+            nbytes: How many.
+        """
+        record_at = memory.layout.input_record(i, reader)
+        record = memory.read(writer, record_at, RECORD)
+        place = int.from_bytes(record[8:], "little")
+        if place == WITHDRAWN:
+            return None
+        if place:
+            found = memory.lent(writer, place, nbytes)
+            if found is None:
+                raise Spoiled(writer, f"lends {nbytes} bytes at {place}, where it has none", bits=False)
+        else:
+            found = memory.view(writer, memory.layout.input(i) + at, nbytes)
+        return cls(writer, record_at, record[:8], place, found)
+
+    def stands(self, memory: HostMemory, digest: Digest) -> bool:
+        """Return True where its checksum is that of what was used, False where its writer has given up meanwhile.
+        Raises Spoiled."""
+        if self._sum == _sum(digest):
+            return True
+        if not self._place:
+            raise Spoiled(self._writer, "what it gave differs from its checksum", bits=True)
+        record = memory.read(self._writer, self._at, RECORD)
+        if int.from_bytes(record[8:], "little") == WITHDRAWN:
+            return False
+        why = "what it lent, a tensor of quicoll.empty, is not what it was: was it changed before the call had ended?"
+        raise Spoiled(self._writer, why, bits=True)
+
+
+def _copy_result(memory: HostMemory, piece: PartTaken, i: int) -> None:
     target, digest = piece.target.view(np.uint8), xxhash.xxh3_64()
-    _copy_summed(target, memory.view(piece.writer, at, target.size), digest)
-    if memory.read(piece.writer, sum_at, 8) != _sum(digest):
-        raise Spoiled(piece.writer, why, bits=True)
+    _copy_summed(target, memory.view(piece.writer, memory.layout.result(i) + piece.at, target.size), digest)
+    if memory.read(piece.writer, memory.layout.result_sum(i), 8) != _sum(digest):
+        raise Spoiled(piece.writer, "what it has reduced differs from its checksum", bits=True)
 
 
 def _copy_summed(target: Array, source: Array, digest: Digest) -> None:
@@ -119,32 +213,36 @@ def _copy_summed(target: Array, source: Array, digest: Digest) -> None:
         digest.update(into.data)
 
 
-def _reduce(memory: HostMemory, passage: Passage, i: int, reducing: Reducing) -> None:
+def _reduce(memory: HostMemory, passage: Passage, i: int, reducing: Reducing) -> bool:
+    """Reduce what all give in round i. Return False where one of them has given up."""
     layout, rank, itemsize = memory.layout, memory.rank, passage.storage.itemsize
-    views: dict[int, Array] = {}
+    given: dict[int, _Given] = {}
     leaves: list[Array] = []
     for writer, (at, nbytes) in enumerate(reducing.given):
         if writer == rank:
             leaves += reducing.own
         elif nbytes:
-            view = views[writer] = memory.view(writer, layout.input(i) + at, nbytes)
-            values, each = view.view(passage.storage), reducing.elements
-            leaves += [values[start : start + each] for start in range(0, values.size, each)]
+            found = _Given.read(memory, i, writer, rank, at, nbytes)
+            if found is None:
+                return False
+            given[writer] = found
+            values, many = found.bytes.view(passage.storage), reducing.elements
+            leaves += [values[start : start + many] for start in range(0, values.size, many)]
     target, slot = reducing.target, None
     if reducing.shown:
         slot = memory.view(rank, layout.result(i), reducing.elements * itemsize)
         target = slot.view(passage.storage) if target is None else target
     if target is None:
         raise AssertionError("a result for nobody")
-    digests = {writer: xxhash.xxh3_64() for writer in views}
+    digests = {writer: xxhash.xxh3_64() for writer in given}
     digest, result = xxhash.xxh3_64(), target.view(np.uint8)
     # Of one leaf the bytes of some elements are the next ones of the view.
-    in_order = [writer for writer, view in views.items() if view.size == reducing.elements * itemsize]
+    in_order = [writer for writer, each in given.items() if each.bytes.size == reducing.elements * itemsize]
 
     def after(a: int, b: int) -> None:
         start, stop = a * itemsize, b * itemsize
         for writer in in_order:
-            digests[writer].update(views[writer][start:stop].data)
+            digests[writer].update(given[writer].bytes[start:stop].data)
         if slot is not None:
             shown = slot[start:stop]
             if reducing.target is not None:
@@ -152,13 +250,14 @@ def _reduce(memory: HostMemory, passage: Passage, i: int, reducing: Reducing) ->
             digest.update(shown.data)
 
     passage.reduce(leaves, target, after)
-    for writer, view in views.items():
+    for writer, each in given.items():
         if writer not in in_order:
-            digests[writer].update(view.data)
-        if memory.read(writer, layout.input_sum(i, rank), 8) != _sum(digests[writer]):
-            raise Spoiled(writer, "what it gave differs from its checksum", bits=True)
+            digests[writer].update(each.bytes.data)
+        if not each.stands(memory, digests[writer]):
+            return False
     if slot is not None:
         memory.write(layout.result_sum(i), _sum(digest))
+    return True
 
 
 def _sum(digest: Digest) -> bytes:

@@ -10,7 +10,8 @@ has one writer, there is no lock that a dead rank could hold, and whatever a ran
                WAKE        which of this rank's sleepers are to be woken when a word that they wait for grows
                PROCESSOR   on which one this rank has called last, where it may be told from others
                ROOMS       rooms that have ever been in use, and then for each whose it is and its turn (rooms.py)
-    sums       checksums of what stands in the rings
+    sums       records of what is given: a checksum, and where it stands in the giver's arena (arena.py), if it does;
+               and checksums of results
     slots      SLOTS calls: head, text of the call, counts, payload where it is small
     inputs     RING chunks of a large call: what the others reduce or copy
     results    RING shares of chunks: what the others copy out
@@ -23,7 +24,7 @@ Which ranks share a host, and that all of them have each other's segments, is se
 Memory order. A rank writes what a count stands for, then the count; who has seen the count reads what it stands for.
 That is right where stores of a processor become visible to the others in their order, and loads are done in theirs:
 on x86-64 (Intel SDM vol. 3, 8.2.2; AMD64 APM vol. 2, 7.2). Elsewhere barriers would be needed that Python does not
-have, so elsewhere there is no such memory (`memory.unusable`). One thing that order does not give is needed too: who
+have, so elsewhere there is no such memory (`sealing.unusable`). One thing that order does not give is needed too: who
 writes a count and then looks at WAKE, while the other writes WAKE and then looks at the count, must not both see what
 was before. Between the two stands `fence`, a full barrier, on either side. A word is an aligned 8 bytes, which that
 processor loads and stores in one piece; CPython copies it with one instruction.
@@ -36,7 +37,7 @@ Failure cases, for all of it:
     a peer that lies             its counts are bounded by our own, its lengths by the layout, its text is shown and
                                  not trusted; payloads are copied, and what was copied is checked. It can spoil a
                                  result no more than by calling with other numbers, which is its right
-    a segment cut short          sealed against that, or refused (memory.py); so no read can end in SIGBUS
+    a segment cut short          sealed against that, or refused (memory.py, arena.py); so no read can end in SIGBUS
     no memory                    is asked for before it is used: then there is no segment, and the reason is told; that
                                  of a room when it is first used: then the call fails, and the view ends; that of a
                                  parcel likewise: then its payload goes by the network
@@ -65,6 +66,7 @@ __all__ = [
     "PARCELS",
     "PROCESSOR",
     "PUBLISHED",
+    "RECORD",
     "RING",
     "ROOM",
     "ROOMS",
@@ -73,6 +75,7 @@ __all__ = [
     "STAGE",
     "TEXT_BYTES",
     "WAKE",
+    "WITHDRAWN",
     "HostMemory",
     "SegmentLayout",
 ]
@@ -97,6 +100,8 @@ SMALL_BYTES: Final = 64 << 10  # of a rank's share in a small call
 TEXT_BYTES: Final = 4096 - 64  # of the call's text, which is for people; its digest decides
 RING: Final = 2
 CHUNK: Final = 2 << 20  # bytes of a ring's place in a room, and the least that any has
+RECORD: Final = 16  # bytes of what is said of a part that is given
+WITHDRAWN: Final = (1 << 64) - 1  # in the place of a place: its rank has given up
 MAX_ITEM: Final = 512  # bytes of an element of a large call
 PARCELS: Final = 16  # payloads that a rank has given and others have not taken
 
@@ -133,8 +138,8 @@ class SegmentLayout:
 
     @property
     def slots_at(self) -> int:
-        """Where the slots of small calls begin, after the checksums of both rings."""
-        return _SUMS_AT + -(-8 * RING * (self.world + 1) // _PAGE) * _PAGE
+        """Where the slots of small calls begin, after the records and checksums of both rings."""
+        return _SUMS_AT + -(-RING * (RECORD * self.world + 8) // _PAGE) * _PAGE
 
     def slot(self, number: int) -> int:
         """Return where the slot of a call begins: 64 bytes of head, then text, then counts and payload."""
@@ -161,14 +166,14 @@ class SegmentLayout:
         """Return where the result of a rank's share of a chunk stands."""
         return self.input(0) + RING * self.chunk + chunk % RING * self.share
 
-    def input_sum(self, chunk: int, reader: int) -> int:
-        """Return where the checksum of that part of a chunk stands which rank `reader` reads; under its writer's own
-        number that of what all read."""
-        return _SUMS_AT + 8 * (chunk % RING * self.world + reader)
+    def input_record(self, chunk: int, reader: int) -> int:
+        """Return where the record of that part of a chunk stands which rank `reader` reads; under its writer's own
+        number that of what all read. RECORD bytes: checksum, and place in the writer's arena (large.py)."""
+        return _SUMS_AT + RECORD * (chunk % RING * self.world + reader)
 
     def result_sum(self, chunk: int) -> int:
         """Return where the checksum of a share's result stands."""
-        return _SUMS_AT + 8 * (RING * self.world + chunk % RING)
+        return _SUMS_AT + RECORD * RING * self.world + 8 * (chunk % RING)
 
     @property
     def base(self) -> int:
@@ -250,5 +255,26 @@ class HostMemory(Protocol):
 
         Raises:
             OSError: There is none.
+        """
+        ...
+
+    def place(self, values: Array) -> int:
+        """Return where contiguous memory of this process stands in what its peers may read, counted from 1; 0 where it
+        does not."""
+        ...
+
+    def withdraw(self, record: int) -> None:
+        """Say WITHDRAWN in a record of this rank's, visible before whatever it writes from now on; nothing where its
+        process has ended."""
+        ...
+
+    def lent(self, rank: int, place: int, size: int) -> Array | None:
+        """Return bytes of a rank's tensors where they stand, which it may change at any time; None where that rank has
+        none there, or has shown none to this one.
+
+        Args:
+            rank: Whose.
+            place: As it has said itself, whatever it is.
+            size: How many.
         """
         ...

@@ -7,9 +7,10 @@ socket, each line between two ranks:
     dialled     the higher rank dials the lower one; the kernel says that the same user is there (SO_PEERCRED); it says
                 which rank it is, and shows that it has both secrets, bound to the view and to who shows it
     proved      the lower rank, which has listened to nobody until he had said something, shows the same
-    exchanged   descriptors go across: segment and two eventfds; and the kernel's pidfd of the process at the other end
+    exchanged   descriptors go across: segment, two eventfds, the arena where there is one (arena.py); and the kernel's
+                pidfd of the process at the other end
 
-Only then is a peer's segment mapped. A rank has met when it has exchanged with all others. Anything else is a failure
+Only then is a peer's memory mapped. A rank has met when it has exchanged with all others. Anything else is a failure
 of the meeting, of which all ranks hear over their links: then all of them go on over QUIC (quicoll.engine.neighbours).
 
 The order of all that is a generator that never waits (`meeting_steps`): it yields each thing that it asks of the host,
@@ -72,7 +73,7 @@ MOST_SILENT = 64
 _AGAIN_S = 0.005
 _NAMED = b"\0quicoll-"  # abstract: no file, and gone with its socket
 _PEERPIDFD = 77  # SO_PEERPIDFD (Linux 6.5), which `socket` has no name for
-_GIVEN = 3  # the segment, two eventfds
+_GIVEN = 3  # the segment, two eventfds; and the arena, where there is one
 _FIRST = struct.Struct("<Q32s")  # of a line: the rank that dials, its proof
 _PROOF_BYTES = 32
 _CREDENTIALS = struct.Struct("iII")
@@ -92,15 +93,18 @@ class MeetingPlace:
 
 @dataclass(frozen=True, slots=True)
 class Met:
-    """The descriptors of a rank that was met, which belong to whoever gets this. wakes: its eventfds."""
+    """The descriptors of a rank that was met, which belong to whoever gets this. wakes: its eventfds. arena: where it
+    has one."""
 
     segment: int
     wakes: tuple[int, int]
     process: int
+    arena: int | None = None
     descriptors: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "descriptors", (self.segment, *self.wakes, self.process))
+        arena = () if self.arena is None else (self.arena,)
+        object.__setattr__(self, "descriptors", (self.segment, *self.wakes, self.process, *arena))
 
     def close(self) -> None:
         """Close all of them."""
@@ -153,7 +157,8 @@ class Identify:
 
 @dataclass(frozen=True, slots=True)
 class Give:
-    """Send handles of what this rank brings: its segment, and how it is woken in front and at the back."""
+    """Send handles of what this rank brings: its segment, how it is woken in front and at the back, and its arena where
+    it has one."""
 
     line: Any
 
@@ -189,7 +194,8 @@ def meeting_steps(
     Yields:
         What is to be done; the answer is sent, an OSError thrown.
     Returns:
-        By rank, handles of its segment, of how it is woken in front and at the back, and of its process.
+        By rank, handles of its segment, of how it is woken in front and at the back, and of its process; and of its
+        arena, where it has one.
     Raises:
         MeetingFailed: Somebody was not met, or gave something else. Lines that are open, and handles that came, are
             the caller's to close.
@@ -222,9 +228,9 @@ def meeting_steps(
                 peer, process = exchanging.pop(line)
                 whom = f"rank {peer}"
                 taken = yield Take(line)
-                if len(taken) != _GIVEN:
+                if len(taken) not in (_GIVEN, _GIVEN + 1):
                     raise ValueError(f"it sent {len(taken)} descriptors")
-                found[peer] = (*taken, process)
+                found[peer] = (*taken[:_GIVEN], process, *taken[_GIVEN:])
                 yield HangUp(line)
                 continue
             if line in dialled:
@@ -313,7 +319,7 @@ def meet_all(
         rank: This rank in it.
         places: By rank, where the others are.
         secrets: By rank, what this rank has told the others beside its own name.
-        descriptors: What they are given: segment and two eventfds.
+        descriptors: What they are given: segment, two eventfds, the arena where there is one.
         within: Seconds for all of it.
     Returns:
         By rank, what they gave.
@@ -333,7 +339,8 @@ def meet_all(
                 step = steps.send(answer)
     except StopIteration as stop:
         return {
-            peer: Met(segment, (front, back), process) for peer, (segment, front, back, process) in stop.value.items()
+            peer: Met(segment, (front, back), process, *arena)
+            for peer, (segment, front, back, process, *arena) in stop.value.items()
         }
     except BaseException:
         for each in sockets.taken:
@@ -404,7 +411,7 @@ class _Sockets:
                 socket.send_fds(step.line, [b"3"], self._descriptors)
                 return None
             case Take():
-                _, taken, _, _ = socket.recv_fds(step.line, 1, _GIVEN + 1, socket.MSG_CMSG_CLOEXEC)
+                _, taken, _, _ = socket.recv_fds(step.line, 1, _GIVEN + 2, socket.MSG_CMSG_CLOEXEC)
                 self.taken += taken
                 return taken
 

@@ -12,35 +12,26 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
-import platform
-import sys
 import threading
 import weakref
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from quicoll.local.layout import WITHDRAWN
+from quicoll.local.sealing import ADD_SEALS, FUTURE_WRITE, GET_SEALS, OF_ONE_SIZE
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from quicoll.local.arena import Arena, PeerArena
     from quicoll.local.layout import SegmentLayout
     from quicoll.numerics.dtypes import Array
 
-__all__ = ["Segment", "SharedMemory", "unusable"]
+__all__ = ["Segment", "SharedMemory"]
 
-# Of Linux's <fcntl.h>, which other systems' `fcntl` does not name, and no `fcntl` the fourth (Linux 5.1).
-_ADD_SEALS, _GET_SEALS = 1033, 1034
-_SEAL, _SHRINK, _GROW, _FUTURE_WRITE = 1, 2, 4, 16
-_SEALS = _SEAL | _SHRINK | _GROW | _FUTURE_WRITE
-
-
-def unusable() -> str:
-    """Return why ranks of this host cannot share memory; "" where they can."""
-    if sys.platform != "linux" or not hasattr(os, "memfd_create") or not hasattr(os, "pidfd_open"):
-        return f"{sys.platform} has no sealed memory without a name"
-    if platform.machine() not in ("x86_64", "AMD64"):
-        return f"the order in which {platform.machine()} makes stores visible is not that of x86-64"
-    return ""
+_SEALS = OF_ONE_SIZE | FUTURE_WRITE
 
 
 class Segment:
@@ -78,7 +69,7 @@ class Segment:
             os.ftruncate(fd, layout.size)
             os.posix_fallocate(fd, 0, layout.base)
             made = cls(fd, layout, writable=True)
-            fcntl.fcntl(fd, _ADD_SEALS, _SEALS)
+            fcntl.fcntl(fd, ADD_SEALS, _SEALS)
             made._on_short = on_short
             made._descriptor = os.dup(fd)
             weakref.finalize(made, os.close, made._descriptor)
@@ -98,7 +89,7 @@ class Segment:
             ValueError: No rank of ours would send this.
             OSError: It cannot be mapped.
         """
-        if fcntl.fcntl(fd, _GET_SEALS) & _SEALS != _SEALS or os.fstat(fd).st_size != layout.size:
+        if fcntl.fcntl(fd, GET_SEALS) & _SEALS != _SEALS or os.fstat(fd).st_size != layout.size:
             raise ValueError("a segment that is not sealed, or of another size")
         return cls(fd, layout, writable=False)
 
@@ -117,7 +108,25 @@ class SharedMemory:
     Used by one thread at a time, under a lock of its user's.
     """
 
-    def __init__(self, layout: SegmentLayout, rank: int, own: Segment, peers: Mapping[int, Segment]) -> None:
+    def __init__(
+        self,
+        layout: SegmentLayout,
+        rank: int,
+        own: Segment,
+        peers: Mapping[int, Segment],
+        arena: Arena | None = None,
+        arenas: Mapping[int, PeerArena] = MappingProxyType({}),
+    ) -> None:
+        """Take what was met.
+
+        Args:
+            layout: Of all segments.
+            rank: This one.
+            own: Its segment.
+            peers: Those of the others, by rank.
+            arena: That of this process.
+            arenas: Those of the others, by rank, where they have one.
+        """
         self.layout = layout
         self.rank = rank
         segments = [own if each == rank else peers[each] for each in range(layout.world)]
@@ -128,6 +137,8 @@ class SharedMemory:
         self._own = own.words
         self._own_data = own.data
         self._barrier = threading.Lock()
+        self._arena = arena
+        self._arenas = arenas
 
     def load(self, rank: int, word: int) -> int:
         return self._words[rank][word]
@@ -152,3 +163,13 @@ class SharedMemory:
 
     def make(self, at: int, size: int) -> None:
         self._segment.allocate(at, size)
+
+    def place(self, values: Array) -> int:
+        return 0 if self._arena is None else self._arena.place(values)
+
+    def withdraw(self, record: int) -> None:
+        self._own[record // 8 + 1] = WITHDRAWN
+
+    def lent(self, rank: int, place: int, size: int) -> Array | None:
+        arena = self._arenas.get(rank)
+        return None if arena is None else arena.lent(place, size)

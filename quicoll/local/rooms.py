@@ -225,6 +225,15 @@ class RoomMemory:
     def make(self, at: int, size: int) -> None:
         self._memory.make(self._open() + at, size)
 
+    def place(self, values: Array) -> int:
+        return self._memory.place(values)
+
+    def withdraw(self, record: int) -> None:
+        self._memory.withdraw(self._open() + record)
+
+    def lent(self, rank: int, place: int, size: int) -> Array | None:
+        return self._memory.lent(self._places[rank], place, size)
+
     def _open(self) -> int:
         if self._room.base < 0:
             raise AssertionError("a closed room is written to")

@@ -30,7 +30,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from quicoll.engine.host import MetHost
-from quicoll.local.layout import MAX_WORLD, SLOTS, SegmentLayout
+from quicoll.local.arena import arena_here
+from quicoll.local.layout import MAX_WORLD, SLOTS, WITHDRAWN, SegmentLayout
 from quicoll.local.meeting import (
     Await,
     Dial,
@@ -247,10 +248,27 @@ class SimMemory:
         found = self._segments[rank].array[at : at + size]
         if rank == self.rank:
             self._hosts.step(self._process)  # it is about to be written
-        elif size and (bit := self._hosts.spoils(self._process.node)) is not None:
+            return found
+        return self._seen(found)
+
+    def _seen(self, found: Array) -> Array:
+        if found.size and (bit := self._hosts.spoils(self._process.node)) is not None:
             found = found.copy()
-            found[bit // 8 % size] ^= 1 << bit % 8
+            found[bit // 8 % found.size] ^= 1 << bit % 8
         return found
+
+    def place(self, values: Array) -> int:
+        arena = arena_here()
+        return 0 if arena is None else arena.place(values)
+
+    def withdraw(self, record: int) -> None:
+        if not self._process.dead:  # what it was in the middle of is let go of, by whatever collects it
+            self.write(record + 8, WITHDRAWN.to_bytes(8, "little"))
+
+    def lent(self, rank: int, place: int, size: int) -> Array | None:
+        arena = arena_here()  # which is that of all ranks: they are of one process
+        found = None if arena is None else arena.lent(place, size)
+        return None if found is None else self._seen(found)
 
     def make(self, at: int, size: int) -> None:
         if self._hosts.suffers(self._process.node, "full"):

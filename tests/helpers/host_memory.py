@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from quicoll.local.layout import SegmentLayout
+from quicoll.local.layout import WITHDRAWN, SegmentLayout
 
 __all__ = ["Host", "Killed", "SteppedMemory"]
 
@@ -27,7 +27,8 @@ class Killed(BaseException):
 
 
 class Host:
-    """kill: (rank, step) at which that rank is killed. steps: by rank, how many it has taken."""
+    """kill: (rank, step) at which that rank is killed. steps: by rank, how many it has taken. arenas: memory of each
+    rank that the others may read where it stands, `arena` bytes of it."""
 
     def __init__(
         self,
@@ -38,12 +39,14 @@ class Host:
         kill: tuple[int, int] | None = None,
         rooms: int = 0,
         parcel: int = 0,
+        arena: int = 0,
     ) -> None:
         self.layout = SegmentLayout(world, chunk, rooms, parcel)
         self.random = random.Random(seed)
         self.kill = kill
         self.segments = [bytearray(self.layout.size) for _ in range(world)]
         self.buffers: list[deque[tuple[int, bytes]]] = [deque() for _ in range(world)]
+        self.arenas = [np.zeros(arena, np.uint8) for _ in range(world)]
         self.steps = [0] * world
         self.ended: dict[int, BaseException | None] = {}
         self._world = world
@@ -131,3 +134,16 @@ class SteppedMemory:
 
     def make(self, at: int, size: int) -> None:
         """There is memory for all of it."""
+
+    def place(self, values: np.ndarray[Any, Any]) -> int:
+        arena = self.host.arenas[self.rank]
+        at = values.__array_interface__["data"][0] - arena.__array_interface__["data"][0]
+        return at + 1 if 0 <= at < arena.size else 0
+
+    def withdraw(self, record: int) -> None:
+        self.write(record + 8, WITHDRAWN.to_bytes(8, "little"))
+
+    def lent(self, rank: int, place: int, size: int) -> np.ndarray[Any, Any] | None:
+        self.host.step(self.rank)
+        found = self.host.arenas[rank][place - 1 : place - 1 + size]
+        return found if len(found) == size else None

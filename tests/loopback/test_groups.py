@@ -13,7 +13,7 @@ import pytest
 
 import quicoll.testing
 from quicoll import Group, Job, LocalError, Mismatch, PeerError, QuicollError, StepAborted
-from quicoll.local.memory import unusable
+from quicoll.local.sealing import unusable
 
 Array = np.ndarray[Any, Any]
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from oracle import TOGETHER, Move, cases, moves, reductions
 from slow_reference import DTYPES
 
@@ -24,8 +25,10 @@ from quicoll.collectives.subgroups import WORLD
 from quicoll.engine.host_ways import HostWays
 from quicoll.engine.neighbourhood import GROUP
 from quicoll.local.layout import ROOMS, SLOTS, SMALL_BYTES, SegmentLayout
-from quicoll.local.memory import Segment, unusable
+from quicoll.local.memory import Segment
 from quicoll.local.rooms import KEPT
+from quicoll.local.sealing import unusable
+from quicoll.numerics.buffers import tensor_digest
 from quicoll.plan import ALGORITHMS
 from quicoll.testing import cluster
 from quicoll_transport.net.udp import UdpSocket
@@ -96,18 +99,30 @@ MOVED: dict[str, Callable[[Job, Any, str], Any]] = {
 }
 
 
-@pytest.mark.parametrize("elements", [SMALL_BYTES // 4 - 3, SMALL_BYTES // 4 + 1, 700_003])
+@pytest.mark.parametrize(
+    ("elements", "lent"),
+    [(SMALL_BYTES // 4 - 3, False), (SMALL_BYTES // 4 + 1, True), (700_003, False), (700_003, True)],
+)
 @pytest.mark.parametrize("what", [*REDUCED, *MOVED])
-async def test_every_operation_gives_small_and_large_what_it_gives_over_quic(what: str, elements: int) -> None:
-    """Of uneven sizes one rank's payload fits into a slot, and another's does not."""
+async def test_every_operation_gives_small_and_large_what_it_gives_over_quic(
+    what: str, elements: int, lent: bool
+) -> None:
+    """Of uneven sizes one rank's payload fits into a slot, and another's does not. What is lent changes as soon as it
+    is its caller's again."""
 
     async def call(job: Job) -> Any:
         rng = np.random.default_rng(job.rank)
         x = rng.standard_normal(elements).astype(np.float32) * np.float32(10.0**job.rank)
+        if lent:
+            x, values = quicoll.empty(elements, "float32"), x
+            x[:] = values
         issue = {**REDUCED, **MOVED}[what]
         handles = [issue(job, x, way) for way in ("local", ALGORITHMS[what.split(" of ")[0].split()[-1]][0], "auto")]
         assert handles[2].pending.operation.small_call(0) is not None
-        return [await handle for handle in handles]
+        found = [await handle for handle in handles]
+        found = [each.copy() if lent and each is not None else each for each in found]
+        x[:] = np.nan
+        return found
 
     async with cluster(3, local=True, lost_after=20.0) as jobs:
         for local, direct, auto in await everyone(jobs, call):
@@ -167,6 +182,40 @@ async def test_an_out_that_does_not_fit_is_told_to_its_caller_and_ends_the_view_
         # The other one may have its result, which is right; but nobody goes on in this view.
         later = await everyone(jobs, lambda job: job.group.all_reduce(np.ones(3)))
         assert all(isinstance(error, QuicollError) for error in later), later
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, "torch.bfloat16"])
+async def test_a_lent_tensor_of_every_type_gives_the_bits_of_another_one(dtype: str) -> None:
+    """Straight from where it is, whole and in parts; and what it is changed to afterwards, in place as well."""
+    name = dtype.removeprefix("torch.")
+    native: Any = getattr(torch, name) if dtype != name else name
+    spread = [0] if name == "bool" else [0, 1, 2]
+
+    async def call(job: Job) -> Any:
+        rng = np.random.default_rng(job.rank)
+        values = rng.integers(0, 2, 300_001).astype(np.float32) + spread[job.rank % len(spread)]
+        lent = quicoll.empty(300_001, native)
+        if dtype == name:
+            lent[:] = values.astype(lent.dtype)
+        else:
+            lent.copy_(torch.from_numpy(values))
+        op = "max" if name == "bool" else "sum"
+        other = lent.copy() if dtype == name else lent.clone()
+        found = []
+        for x in (lent, other):
+            group, bits = job.group, []
+            for each in (x, x[1:250_002]):
+                bits.append(tensor_digest(await group.all_reduce(each, op=op)))
+                bits.append(tensor_digest(await group.all_gather(each)))
+            await group.all_reduce(x, op=op, out=x)
+            bits.append(tensor_digest(await group.broadcast(x, root=1)))
+            found.append(bits)
+        return found
+
+    async with cluster(3, local=True, lost_after=20.0) as jobs:
+        results = await everyone(jobs, call)
+        for lent, other in results:
+            assert lent == other == results[0][0]
 
 
 @pytest.mark.parametrize("elements", [SMALL_BYTES // 4, SMALL_BYTES // 4 + 1, 300_001, 2_000_003])

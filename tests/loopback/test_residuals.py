@@ -17,7 +17,7 @@ from wire_oracle import Fed, reduced
 import quicoll.blocking
 from quicoll.audit.log import OperationRecord, read_log
 from quicoll.errors import LocalError, StepAborted
-from quicoll.local.memory import unusable
+from quicoll.local.sealing import unusable
 from quicoll.testing import cluster
 
 if TYPE_CHECKING:

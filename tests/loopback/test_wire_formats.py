@@ -12,7 +12,7 @@ import torch
 from depth import deep
 
 from quicoll.errors import LocalError, Mismatch
-from quicoll.local.memory import unusable
+from quicoll.local.sealing import unusable
 from quicoll.numerics.canonical_order import split
 from quicoll.numerics.codecs import codec_of
 from quicoll.numerics.dtypes import FLOAT32, Array

@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 from parity_hosts import HostTest, Ranks, on_simulated_host, on_this_host
 
+import quicoll
 from quicoll.engine.neighbourhood import Neighbourhood
 from quicoll.engine.rows import NearCall
 from quicoll.local.layout import CONSUMED, PUBLISHED, SLOTS, SMALL_BYTES, STAGE, SegmentLayout
 from quicoll.local.meeting import MeetingFailed
-from quicoll.local.memory import unusable
 from quicoll.local.passages import Passage, Reduced
+from quicoll.local.sealing import unusable
 from quicoll.local.small import Counts, Differing, SmallCall, Spoiled
 
 if TYPE_CHECKING:
@@ -63,6 +64,25 @@ async def test_what_one_rank_writes_all_others_read_and_only_there(ranks: Ranks)
             assert memory.read(rank, memory.layout.payload(2), 101) == bytes([rank + 1]) * 100 + b"\0"
             assert bytes(memory.view(rank, memory.layout.input(1), 6)) == bytes([rank + 10]) * 5 + b"\0"
             assert each.memory_for_large.load(rank, STAGE) == 1000 + rank
+
+
+@on_both
+async def test_what_stands_in_a_tensor_of_a_rank_all_others_read_where_it_says_and_nowhere_else(ranks: Ranks) -> None:
+    met = await ranks.meet(3)
+    tensor = quicoll.empty(1000, "uint8")
+    place = met[1].memory.place(tensor)
+    assert place
+    assert met[1].memory_for_large.place(tensor[7:9]) == place + 7
+    assert met[1].memory.place(np.empty(1000, np.uint8)) == 0
+    for value in (3, 4):
+        tensor[:] = value
+        for rank in (0, 2):
+            for memory in (met[rank].memory, met[rank].memory_for_large):
+                found = memory.lent(1, place, 1000)
+                assert found is not None
+                assert bytes(found) == bytes([value]) * 1000
+    for wrong, size in ((0, 1), (1 << 63, 1), (1, 1 << 62)):
+        assert met[0].memory.lent(1, wrong, size) is None
 
 
 @on_both

@@ -20,7 +20,7 @@ from quicoll.engine import executor, host_ways
 from quicoll.engine.host_ways import LEAST
 from quicoll.errors import QuicollError
 from quicoll.local.layout import PARCELS
-from quicoll.local.memory import unusable
+from quicoll.local.sealing import unusable
 
 if TYPE_CHECKING:
     from quicoll.job import Job

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from quicoll.errors import LocalError, Mismatch, PeerError, QuicollError
+import quicoll
+from quicoll.errors import JobDone, LocalError, Mismatch, PeerError, QuicollError
 from quicoll.sim import Settings, Simulation
 from quicoll.sim.runner import run_scenario
 from quicoll.sim.scenario.language import parse_events
@@ -269,6 +270,79 @@ def test_power_is_lost_by_all_of_a_host() -> None:
     )
     assert outcome.injected["power"] == 1
     assert {"worker-2", "worker-3", "worker-4"} in [{*found} for found in told.used.values()]
+
+
+LENT = 60_000  # elements: some rounds of the chunks here
+
+
+def lending_run(*faults: tuple[int, str, int], seed: int = 1, late: int = 1) -> Outcome:
+    """Ranks that give tensors of `quicoll.empty`, and change them whenever they are theirs again: after a call, and
+    after an error as well. One of them is woken late each time, so it reads late."""
+
+    async def worker(job: Job) -> list[str]:
+        lent, errors, done = quicoll.empty(LENT, "float64"), [], 0
+        job.register_state(lambda: {}, lambda state: None)
+        while done < 6:
+            try:
+                async with job.step() as step:
+                    turn = step.number
+                    world, first = job.world_size, sum(rank + turn for rank in range(job.world_size))
+                    lent[:] = np.arange(LENT) * (job.rank + turn)
+                    handles = [job.group.all_reduce(np.ones(LENT)), job.group.all_reduce(lent)]
+                    handles += [job.group.all_gather(lent[: LENT // 3]), job.group.reduce_scatter(lent)]
+                    found = [await handle for handle in handles]
+                    lent[:] = -1
+                    assert (found[1] == np.arange(LENT) * first).all()
+                    share = [LENT // world + (rank < LENT % world) for rank in range(world)]
+                    start = sum(share[: job.rank])
+                    assert (found[3] == np.arange(start, start + share[job.rank]) * first).all()
+                    for rank, part in enumerate(np.split(found[2], world)):
+                        assert (part == np.arange(LENT // 3) * (rank + turn)).all()
+                    assert (found[0] == world).all()
+                done = turn
+            except JobDone:  # the others have done it while this one was away
+                break
+            except QuicollError as error:
+                lent[:] = -2
+                errors.append(f"{type(error.__cause__ or error).__name__} {error.node}")
+        return errors
+
+    sim = Simulation(worker, seed=seed, settings=Settings(ranks=3, hosts=ONE, **QUICK))
+    for rank, what, after in ((late, "late", 1), *faults):
+        sim.at(0.0).memory(rank, what, after=after)
+    sim.at(2.0).heal()
+    outcome = sim.run()
+    assert outcome.error is None, (faults, outcome.error)
+    return outcome
+
+
+@pytest.mark.parametrize("late", range(3))
+def test_tensors_that_are_lent_give_right_results_and_are_their_callers_again(late: int) -> None:
+    assert list(lending_run(late=late).results) == [[], [], []]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", range(3))
+def test_nobody_is_blamed_for_a_tensor_that_changes_when_another_rank_was_killed(rank: int) -> None:
+    killed = 0
+    for after in range(20 + rank, 420, 13):
+        outcome = lending_run((rank, "kill", after), seed=after, late=(rank + 1 + after % 2) % 3)
+        killed += outcome.injected.get("memory_kill", 0)
+        for each in [each for errors in outcome.results if errors for each in errors]:
+            assert each.endswith(f" worker-{rank}"), (after, each)
+            assert not each.startswith("Corrupted"), (after, each)
+    assert killed > 20
+
+
+def test_a_bit_of_a_lent_tensor_that_was_read_wrong_names_its_writer() -> None:
+    spoilt = 0
+    for after in range(1, 60, 7):
+        outcome = lending_run((2, "spoil", after), seed=after)
+        spoilt += outcome.injected.get("memory_spoil", 0)
+        told = [each for errors in outcome.results if errors for each in errors]
+        assert outcome.injected.get("memory_spoil", 0) == bool(told)
+        assert {each.endswith("worker-2") for each in told} <= {False}
+    assert spoilt > 4
 
 
 GROUPED = 10  # a seed whose workload splits in each step

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise, product
+from typing import TypeAlias
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from host_memory import Host, Killed, SteppedMemory
 
 from quicoll.local.large import canonical_tree, carry
 from quicoll.local.layout import CHUNK as CHUNK_AT_LEAST
-from quicoll.local.layout import MAX_ITEM, MAX_ROOMS, MAX_WORLD, OWNERS, RING, STAGE, SegmentLayout
+from quicoll.local.layout import MAX_ITEM, MAX_ROOMS, MAX_WORLD, OWNERS, RECORD, RING, STAGE, SegmentLayout
 from quicoll.local.passages import Moved, Passage, Reduce, Reduced, Routes, share_out
 from quicoll.local.small import Spoiled
 from quicoll.numerics.canonical_order import leaves_of
@@ -23,6 +24,10 @@ from quicoll.numerics.reduce import After, ReduceOp, reduce_tree
 CHUNK = 1024
 STEP = CHUNK // 4
 SIZES = (1, 255, STEP, 257, 3 * STEP, 7 * STEP + 19)
+
+
+Stand: TypeAlias = Callable[[Array], Array]
+"""Gives values a place to stand."""
 
 
 def leaf(number: int, size: int) -> Array:
@@ -88,7 +93,9 @@ class Called:
             return b""
         return np.concatenate([leaf(writer, table[writer][0]) for writer in range(world)]).tobytes()
 
-    def passage(self, layout: SegmentLayout, rank: int, world: int, out: Array, reduce: Reduce) -> Passage:
+    def passage(
+        self, layout: SegmentLayout, rank: int, world: int, out: Array, reduce: Reduce, stand: Stand = lambda x: x
+    ) -> Passage:
         if self.what in ("all_reduce", "reduce", "reduce_scatter"):
             held = [len(leaves_of(each, world, self.leaves or world)) for each in range(world)]
             first = sum(held[:rank])
@@ -96,7 +103,7 @@ class Called:
                 layout=layout,
                 rank=rank,
                 held=held,
-                leaves=[leaf(first + i, self.size) for i in range(held[rank])],
+                leaves=[stand(leaf(first + i, self.size)) for i in range(held[rank])],
                 storage=out.dtype,
                 elements=self.size,
                 rows=self.rows(world) if self.what == "reduce_scatter" else None,
@@ -109,7 +116,7 @@ class Called:
             routes = Routes([sum(row) for row in table], table)
         else:
             routes = Routes([row[0] for row in table])
-        return Moved(layout, rank, routes, leaf(rank, routes.given[rank]), out, reads=reads)
+        return Moved(layout, rank, routes, stand(leaf(rank, routes.given[rank])), out, reads=reads)
 
 
 CALLS = (
@@ -135,12 +142,37 @@ def reached(memory: SteppedMemory, stage: int) -> bool:
     return all(memory.load(rank, STAGE) >= stage for rank in range(memory.layout.world))
 
 
+class Lending:
+    """Lets values of a rank stand in its arena, one after the other; those of every third call do not."""
+
+    def __init__(self, memory: SteppedMemory) -> None:
+        self._arena = memory.host.arenas[memory.rank]
+        self._turn = memory.rank
+        self._taken = 0
+
+    def stand(self, values: Array) -> Array:
+        nbytes = values.nbytes
+        if self._turn % 3 == 2 or self._taken + nbytes > self._arena.size:
+            return values
+        place = self._arena[self._taken : self._taken + nbytes].view(values.dtype)
+        place[:] = values
+        self._taken += nbytes
+        return place
+
+    def over(self) -> None:
+        """The call has ended, and the caller may do with his tensors what he likes."""
+        self._turn += 1
+        self._taken = 0
+        self._arena[:] = 0xA5
+
+
 def work(memory: SteppedMemory, results: dict[tuple[int, int], bytes], patience: int, calls: Sequence[Called]) -> None:
     """One call after the other."""
-    base, world = 0, memory.layout.world
+    base, world, lending = 0, memory.layout.world, Lending(memory)
     for at, call in enumerate(calls):
         out = np.zeros(len(call.expected(memory.rank, world)) // 4, np.float32)
-        run = carry(memory, base, call.passage(memory.layout, memory.rank, world, out, combine))
+        passage = call.passage(memory.layout, memory.rank, world, out, combine, lending.stand)
+        run = carry(memory, base, passage)
         while True:
             try:
                 needs = next(run)
@@ -152,15 +184,21 @@ def work(memory: SteppedMemory, results: dict[tuple[int, int], bytes], patience:
                 idle += 1
                 if idle > patience:
                     return
+        lending.over()
         results[memory.rank, at] = out.tobytes()
 
 
+ARENA = 1 << 17
+
+
+@pytest.mark.parametrize("arena", [0, ARENA])
 @pytest.mark.parametrize("world", [2, 3, 5])
 @pytest.mark.parametrize("seed", range(6))
-def test_every_rank_gets_what_is_defined_in_whatever_order_steps_come(world: int, seed: int) -> None:
-    """Of calls of every kind, one after the other in a drawn order; sums are those of the canonical order."""
+def test_every_rank_gets_what_is_defined_in_whatever_order_steps_come(world: int, seed: int, arena: int) -> None:
+    """Of calls of every kind, one after the other in a drawn order; sums are those of the canonical order. What is lent
+    changes as soon as its rank's call has ended."""
     calls = random.Random(seed).sample(CALLS, len(CALLS))
-    host = Host(world, seed, chunk=CHUNK)
+    host = Host(world, seed, chunk=CHUNK, arena=arena)
     results: dict[tuple[int, int], bytes] = {}
     host.run(lambda memory: work(memory, results, 1_000_000, calls))
     assert host.ended == dict.fromkeys(range(world))
@@ -171,12 +209,13 @@ def test_every_rank_gets_what_is_defined_in_whatever_order_steps_come(world: int
 KILLED = (*CALLS[3:6], Called("all_gather", STEP + 3), Called("reduce_scatter", 2 * STEP), Called("all_reduce", 9))
 
 
-def test_a_rank_killed_at_any_step_leaves_the_others_with_right_results_or_none() -> None:
-    host = Host(3, 0, chunk=CHUNK)
+@pytest.mark.parametrize("arena", [0, ARENA])
+def test_a_rank_killed_at_any_step_leaves_the_others_with_right_results_or_none(arena: int) -> None:
+    host = Host(3, 0, chunk=CHUNK, arena=arena)
     host.run(lambda memory: work(memory, {}, 1_000_000, KILLED))
     total = host.steps[2]
     for step in range(1, total + 1, 3):
-        host = Host(3, 0, chunk=CHUNK, kill=(2, step))
+        host = Host(3, 0, chunk=CHUNK, kill=(2, step), arena=arena)
         results: dict[tuple[int, int], bytes] = {}
         host.run(lambda memory, results=results: work(memory, results, 300, KILLED))
         assert isinstance(host.ended.pop(2), Killed | None)
@@ -229,6 +268,110 @@ def test_what_changes_while_it_is_used_is_found_out(what: str) -> None:
     assert errors[0].bits
 
 
+def one_call(
+    memory: SteppedMemory, call: Called, out: Array, lending: Lending
+) -> Generator[tuple[int, bool], None, None]:
+    """A call, step by step: at which stage it waits, and whether all have reached it."""
+    run = carry(memory, 0, call.passage(memory.layout, memory.rank, memory.layout.world, out, combine, lending.stand))
+    try:
+        for needs in run:
+            while not reached(memory, needs):
+                yield needs, False
+            yield needs, True
+    finally:
+        run.close()
+
+
+GIVEN_UP = (
+    Called("all_reduce", 5 * STEP + 3),
+    Called("reduce_scatter", 6 * STEP + 2),
+    Called("all_gather", 9 * STEP + 1),
+    Called("all_to_all", 3 * STEP + 7),
+)
+
+
+@pytest.mark.parametrize("call", GIVEN_UP, ids=lambda call: call.what)
+@pytest.mark.parametrize("turn", range(6))
+def test_a_rank_that_gives_a_call_up_and_changes_what_it_lent_is_blamed_by_nobody(call: Called, turn: int) -> None:
+    """The others have a right result, or wait for what does not come, which is the end of the view."""
+    met = 0
+    for seed in range(40):
+        host = Host(3, seed, chunk=CHUNK, arena=ARENA)
+        results: dict[int, bytes] = {}
+
+        def rank(memory: SteppedMemory, results: dict[int, bytes] = results) -> None:
+            nonlocal met
+            out = np.zeros(len(call.expected(memory.rank, 3)) // 4, np.float32)
+            lending = Lending(memory)
+            steps, waits, turns = one_call(memory, call, out, lending), 0, 0
+            for needs, there in steps:
+                waits = 0 if there else waits + 1
+                turns += there
+                if memory.rank == 1 and turns > turn:
+                    steps.close()
+                    lending.over()
+                    return
+                if waits > 400:
+                    met += needs > 1 << 60
+                    return
+            results[memory.rank] = out.tobytes()
+
+        host.run(rank)
+        assert host.ended == dict.fromkeys(range(3)), (seed, host.ended)
+        for each, bits in results.items():
+            assert bits == call.expected(each, 3), (seed, each)
+    assert met or turn not in (1, 2)  # somebody has met with bytes that had changed, or with the word of it
+
+
+@pytest.mark.parametrize("call", GIVEN_UP, ids=lambda call: call.what)
+def test_who_changes_what_it_has_lent_while_the_call_is_under_way_is_named(call: Called) -> None:
+    named = 0
+    for seed in range(20):
+        host = Host(3, seed, chunk=CHUNK, arena=ARENA)
+        found: dict[int, BaseException] = {}
+
+        def rank(memory: SteppedMemory, found: dict[int, BaseException] = found) -> None:
+            out = np.zeros(len(call.expected(memory.rank, 3)) // 4, np.float32)
+            lending, waits = Lending(memory), 0
+            try:
+                for turn, (_, there) in enumerate(one_call(memory, call, out, lending)):
+                    waits = 0 if there else waits + 1
+                    if memory.rank == 1 and turn == 1:
+                        lending.over()
+                    if waits > 400:
+                        return
+            except Spoiled as spoiled:
+                found[memory.rank] = spoiled
+
+        host.run(rank)
+        assert all(isinstance(error, Spoiled) and error.rank == 1 and error.bits for error in found.values())
+        assert all("quicoll.empty" in str(error) for error in found.values())
+        named += bool(found)
+    assert named > 10
+
+
+@pytest.mark.parametrize("place", [ARENA + 1, ARENA - 4, (1 << 64) - 2])
+def test_a_rank_that_names_a_place_that_it_has_not_is_named(place: int) -> None:
+    host = Host(2, 0, chunk=CHUNK, arena=ARENA)
+    errors: dict[int, Spoiled] = {}
+
+    def rank(memory: SteppedMemory) -> None:
+        if memory.rank == 1:
+            memory.place = lambda values: place  # a peer that lies
+        out, waits = np.zeros(STEP, np.float32), 0
+        try:
+            for _, there in one_call(memory, Called("all_reduce", STEP), out, Lending(memory)):
+                waits = 0 if there else waits + 1
+                if waits > 400:
+                    return
+        except Spoiled as error:
+            errors[memory.rank] = error
+
+    host.run(rank)
+    assert errors[0].rank == 1
+    assert not errors[0].bits
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_shares_are_all_of_a_chunk_once_and_fit_into_their_slots(seed: int) -> None:
     chance = random.Random(seed)
@@ -245,7 +388,7 @@ def test_shares_are_all_of_a_chunk_once_and_fit_into_their_slots(seed: int) -> N
 def test_nothing_in_a_segment_overlaps() -> None:
     layout = SegmentLayout(5, 8192)
     places = [(0, 4096)]
-    places += [(layout.input_sum(i, reader), 8) for i in range(RING) for reader in range(5)]
+    places += [(layout.input_record(i, reader), RECORD) for i in range(RING) for reader in range(5)]
     places += [(layout.result_sum(i), 8) for i in range(RING)]
     places += [(layout.slot(i), layout.slot(1) - layout.slot(0)) for i in range(16)]
     places += [(layout.input(i), layout.chunk) for i in range(RING)]
