@@ -11,12 +11,15 @@ Sizes are small: an operation costs its messages. The reduction of the workload 
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from quicoll.local.tensors import empty
 
 if TYPE_CHECKING:
     from quicoll.collectives.group import Group
@@ -231,10 +234,21 @@ async def _barrier(group: Group, here: CallSite) -> None:
 async def several_at_once(group: Group, here: CallSite) -> None:
     """Small and large reductions in flight together, more of them than a rank may be ahead in its host's memory.
 
-    It is none of OPERATIONS: those are drawn for every seed, and this is for the ranks of one host.
+    Every other rank lends its large tensor, and changes it when it is its own again. It is none of OPERATIONS: those
+    are drawn for every seed, and this is for the ranks of one host.
     """
+    given = here.fractions(here.rank, 21_001)
+    if (here.rank + here.mark) % 2:
+        given, values = empty(given.shape, given.dtype), given
+        given[:] = values
+    await _several(group, here, given)
+    await asyncio.sleep(0)  # who looks whether it was touched does so in the turn in which an operation ends
+    given[:] = math.nan
+
+
+async def _several(group: Group, here: CallSite, given: Any) -> None:
     small = [group.all_reduce(here.fractions(here.rank, 11, dtype=np.float64) * turn) for turn in range(1, 20)]
-    large = group.all_reduce(here.fractions(here.rank, 21_001))
+    large = group.all_reduce(given)
     middle = group.barrier()
     integers = group.all_reduce([here.numbers(here.rank, 10_000), here.numbers(here.rank, 3)], op="max")
     for turn in (19, *range(1, 19)):  # the last one first

@@ -34,7 +34,8 @@ async def main(what: str, size: int, each: int) -> None:
     listen = f"127.0.0.{1 + number // each}:0" if each else None
     async with quicoll.join(timeout=30.0, listen=listen, observer=heard if each else None) as job:
         group = job.group
-        x = np.full(size, job.rank + 1, np.float32)
+        x = quicoll.empty(size, "float32") if job.rank % 2 else np.empty(size, np.float32)
+        x[:] = job.rank + 1
         right = np.float32(job.world_size * (job.world_size + 1) // 2)
         calls = 0
         say(f"shares memory: {job.group._here.near}")
