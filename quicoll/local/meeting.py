@@ -76,6 +76,7 @@ _PEERPIDFD = 77  # SO_PEERPIDFD (Linux 6.5), which `socket` has no name for
 _GIVEN = 3  # the segment, two eventfds; and the arena, where there is one
 _FIRST = struct.Struct("<Q32s")  # of a line: the rank that dials, its proof
 _PROOF_BYTES = 32
+_FORM = b"quicoll local 2"  # of what stands in segments: ranks of another one do not meet, and go on over QUIC
 _CREDENTIALS = struct.Struct("iII")
 
 
@@ -359,7 +360,7 @@ def _proof(
 ) -> bytes:
     """What rank `shows` shows to prove that it is one of the two, `rank` being the other one of them than us."""
     key = b"".join(sorted((secrets[rank], places[rank].secret)))
-    return hmac.digest(key, b"quicoll local" + struct.pack("<QQ", view_id, shows), hashlib.sha256)
+    return hmac.digest(key, _FORM + struct.pack("<QQ", view_id, shows), hashlib.sha256)
 
 
 class _Sockets:
