@@ -212,7 +212,11 @@ class PeerArena:
         if fcntl.fcntl(fd, GET_SEALS) & OF_ONE_SIZE != OF_ONE_SIZE:
             raise ValueError("memory for tensors that is not sealed")
         size = os.fstat(fd).st_size
-        self._map = mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ)
+        try:
+            self._map = mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ)
+        except OSError as error:
+            why = f"{error.strerror}: {size >> 20} MiB of addresses for another rank's tensors; is ulimit -v set?"
+            raise OSError(error.errno, why) from error
         self._array: Array = np.frombuffer(self._map, np.uint8)
 
     def lent(self, place: int, nbytes: int) -> Array | None:

@@ -207,3 +207,18 @@ x[:] = 1
 print(arena_here(), x.sum())
 """)
     assert said == "None 12.0\n"
+
+
+def test_a_process_without_addresses_for_anothers_tensors_is_told_why() -> None:
+    said = child("""
+import resource
+from quicoll.local.arena import PeerArena, arena_here
+arena = arena_here()
+resource.setrlimit(resource.RLIMIT_AS, (arena.size, resource.RLIM_INFINITY))
+try:
+    PeerArena(arena.descriptor)
+except OSError as error:
+    print(error)
+""")
+    assert "Cannot allocate memory: " in said
+    assert said.endswith(" MiB of addresses for another rank's tensors; is ulimit -v set?\n")
