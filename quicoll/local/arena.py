@@ -1,8 +1,8 @@
 """Memory for tensors that the other ranks of a host read where it stands: that of `quicoll.empty` (tensors.py).
 
-A process has one arena: a memfd with room for as many bytes as the machine has memory, of which only what tensors lie
-in has pages. The ranks that it meets map it for reading (meeting.py). What a large call gives need not be copied into a
-ring then: the rank says where in its arena it stands (large.py).
+A process has one arena: a memfd with room for as many bytes as the machine has memory, 256 GiB at most, of which only
+what tensors lie in has pages. The ranks that it meets map it for reading (meeting.py). What a large call gives need not
+be copied into a ring then: the rank says where in its arena it stands (large.py).
 
 A part of it:
 
@@ -28,8 +28,8 @@ Invariants (tests draw sequences):
     - what a peer names is looked at only inside of the arena, whatever it is
 Failure cases: no memory: MemoryError, before there is a tensor. A system without sealed memory, or with a limit of a
 process's addresses, which this takes many of: no arena, and `quicoll.empty` gives memory that is not shared. Killed:
-the memory has no name, and goes with the last process that maps it. A peer that reads what was given back reads zeros,
-which no checksum takes for anything (large.py says when that may happen); the pages for that are taken again.
+the memory has no name, and goes with the last process that maps it. A tensor is dropped when its call has failed, while
+a peer still reads it: he reads zeros, and large.py says what he makes of a checksum that differs.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Arena", "FreeParts", "PeerArena", "arena_here"]
 
+_MOST = 256 << 30  # bytes: a process has 128 TiB of addresses, and maps that of each rank of the host
 _MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000  # of Linux; `mmap` has no names for them
 
 
@@ -109,7 +110,7 @@ class Arena:
         """
         if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
             raise OSError("the process's addresses are limited")
-        self.size = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
+        self.size = min(os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE, _MOST)
         with contextlib.ExitStack() as made:
             self._fd = os.memfd_create("quicoll-tensors", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             made.callback(os.close, self._fd)
@@ -217,6 +218,7 @@ class PeerArena:
         except OSError as error:
             why = f"{error.strerror}: {size >> 20} MiB of addresses for another rank's tensors; is ulimit -v set?"
             raise OSError(error.errno, why) from error
+        self._map.madvise(mmap.MADV_DONTDUMP)  # it is in the dump of its owner
         self._array: Array = np.frombuffer(self._map, np.uint8)
 
     def lent(self, place: int, nbytes: int) -> Array | None:

@@ -27,8 +27,8 @@ def empty(shape: int | Sequence[int], dtype: Any) -> Any:
       found out by those who read it: they raise Corrupted, which names this rank.
     - In the child of a fork it is the child's own from its first change on, and shows what the parent writes before.
     - `share_memory_()` of torch, pickle and copies give memory of another kind.
-    - Memory of another kind is what it returns where ranks cannot share any (`quicoll doctor` says so), or where the
-      addresses of a process are limited (`ulimit -v`).
+    - Memory of another kind is what it returns where the system has none that ranks could share, or where the addresses
+      of the process are limited (`ulimit -v`).
 
     Args:
         shape: Elements in each dimension; an int is one dimension.
