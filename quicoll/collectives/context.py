@@ -73,9 +73,9 @@ class Pending(Generic[T]):
     """An operation that has been issued. Its methods may be called from every thread but the engine's.
 
     future: of the operation's number in its group. Once that is there the result can be taken. released: done when
-    the engine writes no more to an `out` that it writes in place, which after a cancellation is a moment after
-    `future`; None where it does not. near: of a call through the memory of one host, as long as that may be small, and
-    this may take it further.
+    the engine reads and writes no more of the caller's memory, which after a cancellation is a moment after `future`;
+    None where it does neither while the operation is under way. near: of a call through the memory of one host, as long
+    as that may be small, and this may take it further.
     """
 
     future: Numbered
@@ -92,6 +92,15 @@ class Pending(Generic[T]):
         self._step = step
         self.entry = entry
         self.operation = operation
+
+    def read_until_released(self) -> None:
+        """The engine reads, or writes, the caller's memory. Before the operation begins.
+
+        What is sent has a checksum that is made when it is sent. So peers would take what a caller writes, who has
+        cancelled, for what he gave, until the engine has heard of it: his wait ends after that.
+        """
+        if self.released is None:
+            self.released = concurrent.futures.Future()
 
     def block(self, timeout: float | None) -> bool:
         """Block this thread until the operation has ended, or `timeout` seconds have passed. Return whether it has.
@@ -301,13 +310,15 @@ class CallContext:
             try:
                 numbered = None if row is None else row.take_number()
                 if in_place:
-                    pending.released = concurrent.futures.Future()
+                    pending.read_until_released()
                 if (
                     near is None
                     or row is None
                     or not self._begin_near(near, row, pending, within, in_loop=not threaded)
                 ):
                     operation.seal()
+                    if operation.given and not operation.sealed:
+                        pending.read_until_released()
                     start: Start = partial(_start, self.engine, operation, group, within, step, numbered)
                     if pending.released is not None:
                         start = partial(_releasing, start, pending.released)
@@ -349,10 +360,13 @@ class CallContext:
         self, near: Neighbourhood, row: CallRow, pending: Pending[Any], timeout: float, *, in_loop: bool
     ) -> bool:
         """Begin an operation on this thread, if it goes through the memory of one host. Return whether it has begun."""
-        operation, released = pending.operation, pending.released
+        operation = pending.operation
         small = operation.small_call(row.numbers - 1)
         if small is None or not near.whole:
             return False
+        if not small.is_small and operation.given:  # else it was copied
+            pending.read_until_released()
+        released = pending.released
         where = operation.here.scope.name
         name = f"{operation.name}#{small.number}@{where}" if where else f"{operation.name}#{small.number}"
         call = NearCall(near, row, small, name, timeout=timeout, step=self.step)

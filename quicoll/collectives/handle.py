@@ -30,7 +30,7 @@ __all__ = ["BlockingHandle", "Handle"]
 
 T = TypeVar("T")
 
-# For the engine to let go of an `out` that it writes in place. It does so in its loop's next turn.
+# For the engine to let go of a caller's tensors. It does so in its loop's next turn.
 _RELEASE_S = 10.0
 
 

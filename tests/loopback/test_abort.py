@@ -10,6 +10,7 @@ call, or what it sends arrives with other bits every time.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -269,6 +270,25 @@ async def test_a_call_that_is_cancelled_in_the_middle_ends_it_for_all_and_names_
             assert "ancelled" in raised[rank].message
             assert type(steps[rank]) is StepAborted
             assert steps[rank].node == "worker-2"
+
+
+@pytest.mark.parametrize(("local", "count"), [(False, 1500), (False, 200_000), (True, 300_000)])
+async def test_what_a_caller_writes_when_he_has_cancelled_is_nobodys_result(local: bool, count: int) -> None:
+    """His engine is held up meanwhile, and sends what it was given after that."""
+    async with cluster(2, local=local, lost_after=20.0) as jobs:
+        first = asyncio.ensure_future(jobs[0].group.broadcast(np.empty(count), root=1))
+        await asyncio.sleep(0.1)
+        given = np.full(count, 2.0)
+        jobs[1].group._context.runtime.post(lambda: time.sleep(0.2))
+        await asyncio.sleep(0.05)
+        second = asyncio.ensure_future(jobs[1].group.broadcast(given, root=1))
+        await asyncio.sleep(0)
+        second.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await second
+        given[:] = np.nan
+        (got,) = await asyncio.gather(first, return_exceptions=True)
+        assert "cancelled" in str(got) if isinstance(got, QuicollError) else (got == 2).all()
 
 
 @pytest.mark.parametrize("name", some(OPERATIONS, 3, 2))

@@ -240,6 +240,17 @@ def test_an_operation_whose_inputs_and_out_share_memory_leaves_it_alone() -> Non
     assert ReduceScatter(here, given, out=np.ones(LARGE)).in_place
 
 
+async def test_a_cancelled_wait_is_for_the_engine_where_it_reads_or_writes_what_is_the_callers() -> None:
+    desk = Desk()
+    here = desk.here()
+    reads = (AllReduce(here, np.ones(LARGE)), ReduceScatter(here, np.ones(LARGE)), Reduce(here, np.ones(LARGE), root=1))
+    assert all(desk.context.issue(operation, None).released is not None for operation in reads)
+    small = AllReduce(here, np.ones(2))  # which is copied, and travels in its announcement
+    assert desk.context.issue(small, None).released is None
+    assert small.sealed
+    assert desk.context.issue(Barrier(here), None).released is None
+
+
 async def test_a_cancelled_wait_ends_when_nobody_writes_the_out_any_more() -> None:
     desk = Desk()
     pending = desk.context.issue(AllReduce(desk.here(), np.ones(LARGE), out=np.zeros(LARGE)), None)
