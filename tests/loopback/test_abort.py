@@ -10,7 +10,7 @@ call, or what it sends arrives with other bits every time.
 from __future__ import annotations
 
 import asyncio
-import time
+import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -277,13 +277,21 @@ async def test_what_a_caller_writes_when_he_has_cancelled_is_nobodys_result(loca
     """His engine is held up meanwhile, and sends what it was given after that."""
     async with cluster(2, local=local, lost_after=20.0) as jobs:
         first = asyncio.ensure_future(jobs[0].group.broadcast(np.empty(count), root=1))
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)  # rank 1 hears of it: so it sends as soon as it has called itself
         given = np.full(count, 2.0)
-        jobs[1].group._context.runtime.post(lambda: time.sleep(0.2))
-        await asyncio.sleep(0.05)
+        held_up, goes_on = threading.Event(), threading.Event()
+
+        def hold_up() -> None:
+            held_up.set()
+            goes_on.wait(10.0)
+
+        jobs[1].group._context.runtime.post(hold_up)
+        await asyncio.to_thread(held_up.wait)
         second = asyncio.ensure_future(jobs[1].group.broadcast(given, root=1))
         await asyncio.sleep(0)
         second.cancel()
+        # Long after a wait that is not for the engine would have ended.
+        asyncio.get_running_loop().call_later(0.2, goes_on.set)
         with pytest.raises(asyncio.CancelledError):
             await second
         given[:] = np.nan
