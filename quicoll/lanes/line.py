@@ -1,7 +1,9 @@
-"""The socket between an engine and its lane: whole messages, in order, each way; it ends with either of the two.
+"""The socket between two processes of one program: whole messages, in order, each way; it ends with either of the two.
 
-What the system does not take at once waits here, at most MOST_WAITING messages: a lane that reads no more has hung, and
-its line ends as if it had ended.
+A message goes as packets of the socket: each begins with a byte that says whether more of the message follows.
+
+What the system does not take at once waits here, at most MOST_WAITING packets: a process that reads no more has hung,
+and its line ends as if it had ended.
 """
 
 from __future__ import annotations
@@ -15,13 +17,14 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-__all__ = ["LaneLine"]
+__all__ = ["ProcessLine"]
 
 MOST_WAITING: Final = 10_000
-_LONGEST: Final = 192 << 10  # a Gather of 1024 nodes; the system carries a little more
+_LONGEST: Final = 128 << 10  # of a packet; the system carries a little more
+_LAST, _MORE = b"\0", b"\1"
 
 
-class LaneLine:
+class ProcessLine:
     """One end. On one loop."""
 
     def __init__(
@@ -46,26 +49,33 @@ class LaneLine:
         self._on_message = on_message
         self._on_end = on_end
         self._waiting: deque[bytes] = deque()
-        self._slab = memoryview(bytearray(_LONGEST))
+        self._slab = memoryview(bytearray(_LONGEST + 1))
+        self._begun: list[bytes] = []  # packets of a message of which the last one has not come
         self.closed = False
         loop.add_reader(end.fileno(), self._readable)
 
     def send(self, data: bytes) -> None:
         """Send a message; nothing happens where the line has ended."""
+        last = max(0, len(data) - 1) // _LONGEST * _LONGEST
+        for at in range(0, last, _LONGEST):
+            self._send(_MORE + data[at : at + _LONGEST])
+        self._send(_LAST + data[last:])
+
+    def _send(self, packet: bytes) -> None:
         if self.closed:
             return
-        if not self._waiting and self._sent(data):
+        if not self._waiting and self._sent(packet):
             return
         if not self.closed:
             if not self._waiting:
                 self._loop.add_writer(self._end.fileno(), self._writable)
-            self._waiting.append(data)
+            self._waiting.append(packet)
             if len(self._waiting) > MOST_WAITING:
                 self._over()
 
-    def _sent(self, data: bytes) -> bool:
+    def _sent(self, packet: bytes) -> bool:
         try:
-            self._end.send(data)
+            self._end.send(packet)
         except BlockingIOError:
             return False
         except OSError:
@@ -89,7 +99,12 @@ class LaneLine:
             if not size:
                 self._over()
                 return
-            self._on_message(bytes(self._slab[:size]))
+            self._begun.append(bytes(self._slab[1:size]))
+            if self._slab[0]:
+                continue
+            message = self._begun[0] if len(self._begun) == 1 else b"".join(self._begun)
+            self._begun.clear()
+            self._on_message(message)
             if self.closed:
                 return
 

@@ -35,6 +35,7 @@ __all__ = [
     "OpenLane",
     "PartLanes",
     "RenewLane",
+    "Shown",
     "decode_order",
     "decode_report",
     "encode_told",
@@ -56,29 +57,30 @@ class LaneSettings(msgspec.Struct, frozen=True, array_like=True):
     denied: tuple[str, ...]
 
 
+class Shown(msgspec.Struct, frozen=True, array_like=True):
+    """certificates: own, chain, then how many of them are the chain's is `chained`, then who is trusted; DER. key:
+    PKCS#8, DER."""
+
+    certificates: tuple[bytes, ...]
+    chained: int
+    key: bytes
+
+    def __repr__(self) -> str:
+        return f"<Shown {len(self.certificates)} certificates>"  # never the key
+
+
 class OpenLane(msgspec.Struct, frozen=True, array_like=True, tag_field="t", tag=1):
-    """The first order of all: open an endpoint. parent: the engine's process. certificates: own, chain, then how many
-    of them are the chain's is `chained`, then who is trusted; DER. key: PKCS#8, DER."""
+    """The first order of all: open an endpoint. parent: the engine's process. shown: the rank's credentials."""
 
     parent: int
     settings: LaneSettings
-    certificates: tuple[bytes, ...]
-    chained: int
-    key: bytes
-
-    def __repr__(self) -> str:
-        return f"<Open {self.settings.host}>"  # never the key
+    shown: Shown
 
 
 class RenewLane(msgspec.Struct, frozen=True, array_like=True, tag_field="t", tag=2):
-    """Show another certificate from now on; fields as in OpenLane."""
+    """Show another certificate from now on."""
 
-    certificates: tuple[bytes, ...]
-    chained: int
-    key: bytes
-
-    def __repr__(self) -> str:
-        return "<Renew>"
+    shown: Shown
 
 
 class DenyLane(msgspec.Struct, frozen=True, array_like=True, tag_field="t", tag=3):

@@ -17,35 +17,21 @@ import signal
 import socket
 import sys
 
-from cryptography import x509
-from cryptography.hazmat.primitives.serialization import load_der_private_key
-
-from quicoll.lanes.line import LaneLine
+from quicoll.lanes.line import ProcessLine
 from quicoll.lanes.memory import LaneMemory
 from quicoll.lanes.orders import LaneFailed, LaneReport, OpenLane, RenewLane, decode_order, encode_told
+from quicoll.lanes.shown import credentials_shown
 from quicoll.lanes.worker import LaneWorker
 from quicoll_transport.endpoint import Endpoint, EndpointConfig
 from quicoll_transport.errors import TransportError
 from quicoll_transport.net.udp import UdpSocket
 from quicoll_transport.quic import SessionConfig
-from quicoll_transport.security.credentials import Credentials
 from quicoll_transport.security.identity import WORKER
 from quicoll_transport.security.policy import Policy
 
 __all__ = ["main"]
 
 _GOODBYE_S = 0.2  # to say good-bye to the other lanes; they would find out by its silence
-
-
-def _credentials(order: OpenLane | RenewLane) -> Credentials:
-    own, *others = [x509.load_der_x509_certificate(each) for each in order.certificates]
-    key = load_der_private_key(order.key, password=None)
-    return Credentials.from_parts(
-        own,
-        private_key=key,  # type: ignore[arg-type]  # of a kind that `Credentials` has, or it is refused
-        chain=others[: order.chained],
-        trust=others[order.chained :],
-    )
 
 
 class _Lane:
@@ -55,7 +41,7 @@ class _Lane:
         self._endpoint: Endpoint | None = None
         self._worker: LaneWorker | None = None
         self.over = loop.create_future()
-        self._line = LaneLine(line, loop=loop, on_message=self._obey, on_end=self.end)
+        self._line = ProcessLine(line, loop=loop, on_message=self._obey, on_end=self.end)
 
     def end(self) -> None:
         if not self.over.done():
@@ -72,7 +58,7 @@ class _Lane:
             elif self._worker is None or self._endpoint is None:
                 pass  # it could not be opened
             elif isinstance(order, RenewLane):
-                self._endpoint.rotate(_credentials(order))
+                self._endpoint.rotate(credentials_shown(order.shown))
             else:
                 self._worker.obey(order)
         except (TransportError, OSError) as error:
@@ -83,7 +69,7 @@ class _Lane:
             self.end()
             return
         self._loop.add_reader(os.pidfd_open(order.parent), self.end)
-        credentials, settings = _credentials(order), order.settings
+        credentials, settings = credentials_shown(order.shown), order.settings
         worker = LaneWorker(
             job=credentials.identity.job,
             memory=LaneMemory(self._memory, settings.largest, settings.slots),

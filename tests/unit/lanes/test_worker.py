@@ -25,6 +25,7 @@ from quicoll.lanes.orders import (
     OpenLane,
     PartLanes,
     RenewLane,
+    Shown,
     decode_order,
     encode_told,
 )
@@ -195,13 +196,13 @@ def test_a_link_that_is_lost_parts_the_two_on_both_sides(two: Two) -> None:
 
 
 def test_no_order_shows_a_key() -> None:
-    opened = OpenLane(1, LaneSettings("h", 1, 1, 1, "cubic", "auto", 1, 1, ()), (b"c",), 0, b"secret")
-    assert "secret" not in repr(opened) + repr(RenewLane((b"c",), 0, b"secret"))
+    opened = OpenLane(1, LaneSettings("h", 1, 1, 1, "cubic", "auto", 1, 1, ()), Shown((b"c",), 0, b"secret"))
+    assert "secret" not in repr(opened) + repr(RenewLane(Shown((b"c",), 0, b"secret")))
 
 
 def test_the_first_order_has_all_that_a_lane_is_opened_with() -> None:
     settings = LaneSettings("10.0.0.1", 3, 10**9, 10**8, "bbr", "off", 1 << 20, 24, ("ab", "cd"))
-    opened = OpenLane(1, settings, (b"own", b"chain", b"root"), 1, b"secret")
+    opened = OpenLane(1, settings, Shown((b"own", b"chain", b"root"), 1, b"secret"))
     assert decode_order(encode_told(opened)) == opened
 
 
