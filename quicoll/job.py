@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from quicoll.config import Config
-    from quicoll.engine.engine import Engine
+    from quicoll.engine.face import EngineFace
     from quicoll.engine.runtime import Runtime
     from quicoll.membership.view import View
     from quicoll.observability.stragglers import Straggler
@@ -53,7 +53,7 @@ __all__ = ["Internals", "Job"]
 class Internals:
     """The parts behind a job, for quicoll's own test tools. They may change with any version."""
 
-    engine: Engine
+    engine: EngineFace
     runtime: Runtime
 
 
@@ -69,7 +69,7 @@ class Job:
     def __init__(
         self,
         config: Config,
-        engine: Engine,
+        engine: EngineFace,
         runtime: Runtime,
         view: View,
         stop: StopRequest | None = None,

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from quicoll.collectives.operation import Operation
     from quicoll.config import Config
     from quicoll.engine.answers import Cancellable, Start
-    from quicoll.engine.engine import Engine
+    from quicoll.engine.face import EngineFace
     from quicoll.engine.in_flight import Ended
     from quicoll.engine.neighbourhood import Neighbourhood
     from quicoll.engine.rows import CallRow, Settle
@@ -177,7 +177,7 @@ class CallContext:
     called, where the job is audited. lock: held while anything of this changes. recycler: lends results their
     memory."""
 
-    def __init__(self, config: Config, engine: Engine, runtime: Runtime, view: View) -> None:
+    def __init__(self, config: Config, engine: EngineFace, runtime: Runtime, view: View) -> None:
         self.config = config
         self.engine = engine
         self.runtime = runtime
@@ -570,7 +570,7 @@ def _settled(
 
 
 def _start(
-    engine: Engine,
+    engine: EngineFace,
     operation: Operation[Any],
     group: int,
     timeout: float,

@@ -44,11 +44,12 @@ from quicoll.errors import PeerError
 from quicoll_transport.errors import TransportError
 
 if TYPE_CHECKING:
-    from quicoll.engine.messages import BlockMessage
+    from quicoll.engine.lessons import LessonTraffic
+    from quicoll.engine.messages import BlockMessage, LessonMessage
+    from quicoll.engine.messenger import Messenger
     from quicoll.numerics.dtypes import Array
-    from quicoll_transport.endpoint import Link
 
-__all__ = ["ANSWER_BYTES", "BlockSupply", "BlockTraffic"]
+__all__ = ["ANSWER_BYTES", "BlockSupply", "BlockTraffic", "take_lesson"]
 
 log = logging.getLogger("quicoll")
 
@@ -83,7 +84,7 @@ class _Spare:
 class BlockTraffic:
     """Both ends of all lessons of one rank, on the engine's loop. See the module's head."""
 
-    def __init__(self, *, loop: asyncio.AbstractEventLoop, link_to: Callable[[str], Link | None]) -> None:
+    def __init__(self, *, loop: asyncio.AbstractEventLoop, link_to: Callable[[str], Messenger | None]) -> None:
         """Begin without a lesson.
 
         Args:
@@ -261,7 +262,7 @@ class BlockTraffic:
 
     # -- links ---------------------------------------------------------------------------------------------------
 
-    def receive(self, link: Link, message: BlockMessage) -> None:
+    def receive(self, link: Messenger, message: BlockMessage) -> None:
         """Take what a peer says about a lesson."""
         node, spare = link.node, self._spares.get(link.node)
         mine = spare is not None and (spare.lesson, spare.incarnation) == (message.lesson, link.remote_incarnation)
@@ -282,7 +283,7 @@ class BlockTraffic:
         elif message.number == number:
             told.set_result(message)
 
-    def link_ended(self, link: Link) -> None:
+    def link_ended(self, link: Messenger) -> None:
         """Take note that the link to a peer has ended."""
         for (node, _), (_, told) in self._waiting.items():
             if node == link.node and not told.done():
@@ -293,5 +294,22 @@ class BlockTraffic:
         for node in list(self._spares):
             self._forget(node)
 
-    def _live(self, node: str, incarnation: int) -> Link | None:
+    def _live(self, node: str, incarnation: int) -> Messenger | None:
         return live_link(self._link_to, node, incarnation)
+
+
+def take_lesson(
+    link: Messenger, message: LessonMessage | BlockMessage, lessons: LessonTraffic, blocks: BlockTraffic
+) -> None:
+    """Give what a peer says about a lesson to whom it is for.
+
+    Args:
+        link: It came on.
+        message: It.
+        lessons: Those of states.
+        blocks: Those of blocks.
+    """
+    if isinstance(message, AskBlocks | Blocks) or (isinstance(message, EndLesson) and message.lesson >= BLOCK_LESSONS):
+        blocks.receive(link, message)
+    else:
+        lessons.receive(link, message)

@@ -101,6 +101,8 @@ class Call:
     divides: whether it is of some ranks alone or sub-groups come of it, but for the library's own. sizes: where what
     the ranks give travels in their announcements, the bytes of each, by its number in the plan; then no work is made of
     it. combine: takes these, in that order, and leaves the result where its owner finds it. given: this rank's, sealed.
+    ask: in the place of `make`, where the work comes later: gives it, or why there is none, once and on the engine's
+    loop; it may be at once.
     """
 
     name: str
@@ -116,6 +118,7 @@ class Call:
     sizes: Sequence[int] | None = None
     combine: Callable[[Sequence[bytes], Counts], None] | None = None
     given: bytes = b""
+    ask: Callable[[Known, Callable[[Work | None, Exception | None], None]], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)

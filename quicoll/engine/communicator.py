@@ -54,6 +54,7 @@ from quicoll_transport.errors import TransportError as _TransportError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from quicoll.engine.calls import Work
     from quicoll.engine.executor import Way
     from quicoll.engine.late_stacks import LateStacks
     from quicoll.engine.neighbourhood import Neighbourhood
@@ -413,18 +414,13 @@ class Communicator:
         if operation.stage is Headway.AGREED:
             if call.measures and not slot.leads and calls.network(slot.group) is None:
                 return False
-            operation.stage = Headway.RUNNING
-            work = call.make(calls.known(slot))
-            operation.algorithm = work.plan.algorithm
-            if operation.entry is not None:
-                operation.entry[GIVEN] = sum(work.plan.inputs) * work.plan.itemsize
-            operation.execution = Execution(
-                work,
-                ways=self._ways,
-                ranks=slot.ranks,
-                prefix=self._prefix(slot),
-                wake=partial(self._woken, operation),
-            )
+            if call.ask is not None:
+                operation.stage = Headway.ASKED
+                call.ask(calls.known(slot), partial(self._made, operation))
+            else:
+                self._execute(operation, call.make(calls.known(slot)))
+        if operation.stage is Headway.ASKED:
+            return False
         if operation.stage is Headway.RUNNING:
             # A transfer may fail because a peer called something else. So failures count once the calls are compared.
             if not slot.settled:
@@ -434,6 +430,34 @@ class Communicator:
             if call.watched:
                 self._on_called(slot.name, slot.arrived_ns, False)
         return operation.execution is not None and operation.execution.finished()
+
+    def _execute(self, operation: InFlight, work: Work) -> None:
+        operation.stage = Headway.RUNNING
+        operation.algorithm = work.plan.algorithm
+        if operation.entry is not None:
+            operation.entry[GIVEN] = sum(work.plan.inputs) * work.plan.itemsize
+        operation.execution = Execution(
+            work,
+            ways=self._ways,
+            ranks=operation.slot.ranks,
+            prefix=self._prefix(operation.slot),
+            wake=partial(self._woken, operation),
+        )
+
+    def _made(self, operation: InFlight, work: Work | None, error: Exception | None) -> None:
+        """The work of an operation has come from where its caller makes it, or none does."""
+        if operation.stage is not Headway.ASKED or operation.ending is not None:
+            return
+        try:
+            if operation.late or self.error is not None:
+                raise _Stopped
+            if work is None:
+                raise error or AssertionError("neither work nor an error")
+            self._execute(operation, work)
+        except Exception as failed:
+            self._fail_operation(operation, failed)
+        else:
+            self._loop.call_soon(self._advance, operation)
 
     def _woken(self, operation: InFlight) -> None:
         """A plan has ended."""

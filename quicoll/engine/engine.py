@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 
 from quicoll.config import lane_hosts
 from quicoll.deadlines import Deadlines
-from quicoll.engine.block_lessons import BlockTraffic
+from quicoll.engine.block_lessons import BlockTraffic, take_lesson
 from quicoll.engine.certificates import Certificates, Certified
 from quicoll.engine.common_settings import DECISION_MARGIN_S, CommonSettings
 from quicoll.engine.coordinator_link import CoordinatorLink
@@ -44,12 +44,8 @@ from quicoll.engine.late_stacks import LateStacks
 from quicoll.engine.lessons import LessonTraffic
 from quicoll.engine.link_meter import LinkMeter, SeenLink
 from quicoll.engine.messages import (
-    BLOCK_LESSONS,
     Announce,
-    AskBlocks,
     AskStack,
-    Blocks,
-    EndLesson,
     Farewell,
     LaneAt,
     LanesHere,
@@ -110,7 +106,7 @@ if TYPE_CHECKING:
     from quicoll.engine.calls import Call
     from quicoll.engine.host import HostHere
     from quicoll.engine.in_flight import Ended, InFlight, Watch
-    from quicoll.engine.messages import PeerMessage
+    from quicoll.engine.messages import BlockMessage, LessonMessage, PeerMessage
     from quicoll.engine.neighbourhood import Neighbourhood
     from quicoll.lanes.starting import LaneHost
     from quicoll.membership.messages import FromRelay
@@ -151,7 +147,7 @@ class Engine:
         wall_clock: Callable[[], datetime] | None = None,
         denied: Sequence[str] = (),
         host: HostHere | None = None,
-        stacks: Callable[[int], str] | None = None,
+        stacks: Callable[[int, Callable[[str], None]], None] | None = None,
         lane_host: LaneHost | None = None,
     ) -> None:
         """host: the one that this rank is on; None uses no memory that ranks share. stacks: gives the stacks of this
@@ -194,6 +190,8 @@ class Engine:
         )
         self._meter: LinkMeter | None = None  # while a view is installed that has other ranks
         self._leaving = False
+        self._on_link: Callable[[Link], None] = lambda link: None
+        self._on_lesson: Callable[[Link, LessonMessage | BlockMessage], None] = self._take_lesson
         deadlines = Deadlines.of(config.lost_after)
         policy = Policy(roles=(WORKER,), denied=denied)
         roundabout = DetourIO(io, loop=loop)
@@ -320,6 +318,24 @@ class Engine:
             hosts = own if config.lane_addresses is None else lane_hosts(config.lane_addresses)
             self._lanes.start(config.lanes, settings, credentials, lane_host, hosts=hosts)
         self._coordinator.dial()
+
+    def attend(
+        self,
+        *,
+        on_change: Callable[[], None],
+        on_link: Callable[[Link], None],
+        on_lesson: Callable[[Link, LessonMessage | BlockMessage], None],
+    ) -> None:
+        """Have its caller, who is elsewhere, follow what it is doing, and have lessons there.
+
+        Args:
+            on_change: Called where a view has come to work or is at work no more.
+            on_link: Called where the state of a link to another rank has changed.
+            on_lesson: Gets what peers say about lessons; `lessons` and `block_lessons` are not used then.
+        """
+        self._waiting.on_wake = on_change
+        self._on_link = on_link
+        self._on_lesson = on_lesson
 
     def _link_to(self, node: str) -> Link | None:
         return self.endpoint.links.get(Identity(self._settings.config.job, WORKER, node))
@@ -597,6 +613,7 @@ class Engine:
         if self._waiting.closed:
             return
         self._places.note(link)
+        self._on_link(link)
         if not link.ended:
             return
         self.lessons.link_ended(link)
@@ -634,12 +651,11 @@ class Engine:
             if self._late is not None:
                 communicator = self._views.installed(message.view_id)
                 self._late.receive(link, message, None if communicator is None else communicator.view)
-        elif isinstance(message, AskBlocks | Blocks) or (
-            isinstance(message, EndLesson) and message.lesson >= BLOCK_LESSONS
-        ):
-            self.block_lessons.receive(link, message)
         else:
-            self.lessons.receive(link, message)
+            self._on_lesson(link, message)
+
+    def _take_lesson(self, link: Link, message: LessonMessage | BlockMessage) -> None:
+        take_lesson(link, message, self.lessons, self.block_lessons)
 
     def _emit_lost(self, link: Link) -> None:
         silent = link.error.silent_for if link.error is not None else 0.0

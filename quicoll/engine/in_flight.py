@@ -25,9 +25,10 @@ class Headway(IntEnum):
 
     CALLED = 0  # that all have called, where its work depends on what they called
     AGREED = 1  # the network of its group, where its work depends on that
-    RUNNING = 2  # that all have called
-    COMPARED = 3  # its plan
-    OVER = 4
+    ASKED = 2  # its work, where its caller makes that elsewhere
+    RUNNING = 3  # that all have called
+    COMPARED = 4  # its plan
+    OVER = 5
 
 
 class InFlight:

@@ -21,7 +21,9 @@ view, of MAX_TOLD characters each; no operation ends later because of any of thi
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from quicoll.engine.messages import MAX_TOLD, AskStack, StackTold, encode_message
@@ -64,7 +66,7 @@ class LateStacks:
         self,
         *,
         shows: bool,
-        stacks: Callable[[int], str],
+        stacks: Callable[[int, Callable[[str], None]], None],
         now: Callable[[], float],
         link_to: Callable[[str], Link | None],
         on_told: Callable[[str, str], None] = lambda node, text: None,
@@ -73,7 +75,7 @@ class LateStacks:
 
         Args:
             shows: Whether this rank tells where its threads are, and asks others.
-            stacks: Gives the stacks of this process, of so many characters at most.
+            stacks: Gives the stacks of the program's process, of so many characters at most, now or in a while.
             now: Seconds of the engine's loop.
             link_to: Gives the link to a node.
             on_told: Called with a node and what became of asking it.
@@ -137,12 +139,20 @@ class LateStacks:
         if len(self._answered) > 4096:  # of views that are over
             self._answered.clear()
         self._answered[link.node] = now
-        if self._made is None or now - self._made[0] >= _EVERY_S:
-            self._made = now, self._stacks(MAX_TOLD) if self._shows else ""
-        try:
-            link.send_app(encode_message(StackTold(view_id, self._made[1])))
-        except TransportError:
-            return
+        if not self._shows:
+            self._tell(link, view_id, "")
+        elif self._made is not None and now - self._made[0] < _EVERY_S:
+            self._tell(link, view_id, self._made[1])
+        else:
+            self._stacks(MAX_TOLD, partial(self._made_now, link, view_id))
+
+    def _made_now(self, link: Link, view_id: int, text: str) -> None:
+        self._made = self._now(), text
+        self._tell(link, view_id, text)
+
+    def _tell(self, link: Link, view_id: int, text: str) -> None:
+        with contextlib.suppress(TransportError):  # its end is an error of its own
+            link.send_app(encode_message(StackTold(view_id, text)))
 
     def explain(self, error: QuicollError) -> None:
         """Add to an error where the ranks were that it waited for, as far as they were asked in its view.

@@ -42,8 +42,8 @@ from quicoll_transport.errors import TransportError
 
 if TYPE_CHECKING:
     from quicoll.engine.messages import LessonMessage
+    from quicoll.engine.messenger import Messenger
     from quicoll.numerics.dtypes import Array
-    from quicoll_transport.endpoint import Link
 
 __all__ = [
     "BATCH",
@@ -99,7 +99,7 @@ class _Pupil:
 class LessonTraffic:
     """Both ends of all lessons of one rank, on the engine's loop. See the module's head."""
 
-    def __init__(self, *, loop: asyncio.AbstractEventLoop, link_to: Callable[[str], Link | None]) -> None:
+    def __init__(self, *, loop: asyncio.AbstractEventLoop, link_to: Callable[[str], Messenger | None]) -> None:
         """Begin without a lesson.
 
         Args:
@@ -250,7 +250,7 @@ class LessonTraffic:
 
     # -- links ---------------------------------------------------------------------------------------------------
 
-    def receive(self, link: Link, message: LessonMessage) -> None:
+    def receive(self, link: Messenger, message: LessonMessage) -> None:
         """Take what a peer says about a lesson."""
         node, pupil = link.node, self._pupils.get(link.node)
         mine = pupil is not None and (pupil.lesson, pupil.incarnation) == (message.lesson, link.remote_incarnation)
@@ -269,7 +269,7 @@ class LessonTraffic:
         elif message.number == self._waiting[2]:
             self._waiting[3].set_result(message)
 
-    def link_ended(self, link: Link) -> None:
+    def link_ended(self, link: Messenger) -> None:
         """Take note that the link to a peer has ended."""
         if self._waiting is not None and self._waiting[0] == link.node and not self._waiting[3].done():
             self._waiting[3].set_exception(PeerError(f"lost: {link.cause}", node=link.node))
@@ -280,7 +280,7 @@ class LessonTraffic:
             self._sending.cancel()
 
 
-def live_link(link_to: Callable[[str], Link | None], node: str, incarnation: int) -> Link | None:
+def live_link(link_to: Callable[[str], Messenger | None], node: str, incarnation: int) -> Messenger | None:
     """Return the link to this very process of a node, None where there is none."""
     link = link_to(node)
     return None if link is None or link.ended or link.remote_incarnation != incarnation else link
@@ -291,7 +291,7 @@ def lesson_tag(lesson: int, number: int, place: int) -> bytes:
     return _TAG.pack(_APART | lesson, number, place)
 
 
-def tell_peer(link: Link, message: LessonMessage) -> None:
+def tell_peer(link: Messenger, message: LessonMessage) -> None:
     """Send a message, if the link is still there."""
     with contextlib.suppress(TransportError):
         link.send_app(encode_message(message))

@@ -44,11 +44,17 @@ if TYPE_CHECKING:
     from quicoll_transport.net.udp import DatagramIO
     from quicoll_transport.security.credentials import Credentials
 
-__all__ = ["read_access", "start", "start_with"]
+__all__ = ["own_credentials", "read_access", "start", "start_with"]
 
 
 async def start(
-    config: Config, *, observer: Observer | None = None, runtime: Runtime | None = None
+    config: Config,
+    *,
+    observer: Observer | None = None,
+    runtime: Runtime | None = None,
+    stacks: Callable[[int, Callable[[str], None]], None] | None = None,
+    credentials: Credentials | None = None,
+    incarnation: int = 0,
 ) -> tuple[Engine, Runtime]:
     """Start an engine from its settings: certificates from files, a UDP socket, the system's clock.
 
@@ -56,6 +62,9 @@ async def start(
         config: Settings of the rank.
         observer: Gets every event, on the engine's loop.
         runtime: Where the engine runs; None makes a thread of its own.
+        stacks: Gives the stacks of the rank's program; None: this process is that.
+        credentials: The rank's; None: those in its files.
+        incarnation: As `start_with` has it; 0 draws one.
     Returns:
         The engine and the runtime that it is on.
     Raises:
@@ -63,14 +72,8 @@ async def start(
     """
     if config.log is not None:
         hear(config.log)
-    try:
-        credentials = read_access(config).credentials
-    except LocalError as error:
-        if config.sources["coordinator"] == "default":
-            raise LocalError(
-                f"there is no job to join: no coordinator is named, and {error}. {_hint(config)}"
-            ) from None
-        raise
+    if credentials is None:
+        credentials = own_credentials(config)
     try:
         own = parse_addresses(config.listen)
     except TransportError as error:
@@ -79,7 +82,7 @@ async def start(
     if config.qlog is not None:
         make_directory(config.qlog, "qlog")
     events = JsonLines(Path(config.events) / f"{config.node}.jsonl") if config.events is not None else None
-    incarnation = first(os.urandom(CHANCE_BYTES))
+    incarnation = incarnation or first(os.urandom(CHANCE_BYTES))
     record = record_rank(
         job=config.job,
         node=config.node,
@@ -99,7 +102,7 @@ async def start(
         runtime=runtime,
         host=ThisHost.here() if config.local and runtime is None and not unusable() else None,
         flight=None if record is None else record.recorder,
-        stacks=thread_stacks,
+        stacks=stacks or stacks_here,
         lane_host=None if lanes_unusable() else LaneProcesses(),
     )
     if record is not None and record.streaming is not None:
@@ -127,7 +130,7 @@ async def start_with(
     wall_clock: Callable[[], datetime] | None = None,
     host: HostHere | None = None,
     flight: FlightRecorder | None = None,
-    stacks: Callable[[int], str] | None = None,
+    stacks: Callable[[int, Callable[[str], None]], None] | None = None,
     lane_host: LaneHost | None = None,
 ) -> tuple[Engine, Runtime]:
     """Start an engine over the given credentials and network: what tests and simulations call.
@@ -210,9 +213,32 @@ async def start_with(
         raise
 
 
+def stacks_here(most: int, give: Callable[[str], None]) -> None:
+    """Give the stacks of this process, of `most` characters at most."""
+    give(thread_stacks(most))
+
+
 def _tell_soon(loop: asyncio.AbstractEventLoop, tell: Callable[[], None]) -> None:
     with contextlib.suppress(RuntimeError):  # the loop is closed
         loop.call_soon_threadsafe(tell)
+
+
+def own_credentials(config: Config) -> Credentials:
+    """Read the rank's credentials from its files.
+
+    Args:
+        config: Settings of the rank.
+    Raises:
+        LocalError: They cannot be used; where nobody has said which job this is, it says what to do.
+    """
+    try:
+        return read_access(config).credentials
+    except LocalError as error:
+        if config.sources["coordinator"] == "default":
+            raise LocalError(
+                f"there is no job to join: no coordinator is named, and {error}. {_hint(config)}"
+            ) from None
+        raise
 
 
 def read_access(config: Config) -> Access:

@@ -53,6 +53,8 @@ class Waiting:
             None  # why there is no view any more, where the coordinator says so
         )
         self._closed = False
+        self.on_wake: Callable[[], None] = lambda: None
+        """Called whenever all who wait look again, before they do."""
 
     @property
     def closed(self) -> bool:
@@ -61,6 +63,7 @@ class Waiting:
 
     def wake(self) -> None:
         """Have all who wait look again."""
+        self.on_wake()
         changed, self._changed = self._changed, self._loop.create_future()
         changed.set_result(None)
         for verdict in list(self._verdicts):

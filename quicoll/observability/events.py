@@ -97,11 +97,19 @@ class Observers:
             kind: One of those that Event lists.
             fields: The kind's fields.
         """
-        event = Event(self._now_ns(), self._node, kind, fields)
+        self.give(Event(self._now_ns(), self._node, kind, fields))
+
+    def give(self, event: Event) -> None:
+        """Give on an event that has happened, at its own time.
+
+        Args:
+            event: It.
+        """
+        kind, fields = event.kind, event.fields
         level = level_of_event(kind)
         if log.isEnabledFor(level):
-            about = {"node": self._node, "kind": kind, "fields": fields}
-            log.log(level, "%s: %s", self._node, sentence(kind, fields), extra=about)
+            about = {"node": event.node, "kind": kind, "fields": fields}
+            log.log(level, "%s: %s", event.node, sentence(kind, fields), extra=about)
         for observer in self._observers:
             try:
                 observer(event)

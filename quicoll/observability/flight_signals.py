@@ -12,18 +12,26 @@ import signal
 import threading
 from collections.abc import Iterator
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from quicoll.observability.thread_stacks import thread_stacks
 
-if TYPE_CHECKING:
-    from quicoll.observability.flight import FlightRecorder
+__all__ = ["FlightFace", "sigusr1_records"]
 
-__all__ = ["sigusr1_records"]
+
+class FlightFace(Protocol):
+    """Of a flight recorder, for signal handlers and the end of a program. From any thread."""
+
+    @property
+    def node(self) -> str: ...
+    def left(self, reason: str) -> None: ...
+    def asked(self, why: str) -> None: ...
+    def stack(self, node: str, text: str) -> None: ...
+    def flush(self) -> object: ...
 
 
 @contextlib.contextmanager
-def sigusr1_records(flight: FlightRecorder) -> Iterator[None]:
+def sigusr1_records(flight: FlightFace) -> Iterator[None]:
     """Let SIGUSR1 have a recorder's file written, with the stacks of this process in it, until the block ends.
 
     Args:

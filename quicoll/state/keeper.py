@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable
 
     from quicoll.collectives.group import Group
-    from quicoll.engine.engine import Engine
+    from quicoll.engine.face import EngineFace
     from quicoll.engine.runtime import Runtime
     from quicoll.membership.view import View
     from quicoll.state.learning import Lesson
@@ -50,7 +50,7 @@ class StateKeeper:
     """See the module's head."""
 
     def __init__(
-        self, engine: Engine, runtime: Runtime, state: RankState, group: Group, *, check_every: int, learn_from: int
+        self, engine: EngineFace, runtime: Runtime, state: RankState, group: Group, *, check_every: int, learn_from: int
     ) -> None:
         """Keep a state that has been compared with nobody's.
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from quicoll.engine.engine import Engine
+    from quicoll.engine.face import EngineFace
     from quicoll.engine.runtime import Runtime
     from quicoll.errors import Diverged
     from quicoll.membership.view import View
@@ -23,7 +23,7 @@ log = logging.getLogger("quicoll")
 class StateReports:
     """What is told of one rank's state. Events are emitted on the engine's loop."""
 
-    def __init__(self, engine: Engine, runtime: Runtime, state: RankState) -> None:
+    def __init__(self, engine: EngineFace, runtime: Runtime, state: RankState) -> None:
         self._engine = engine
         self._loop = runtime.loop
         self._state = state

@@ -114,7 +114,7 @@ if TYPE_CHECKING:
     from quicoll.collectives.group import Group
     from quicoll.engine.answers import Begin
     from quicoll.engine.decisions import Decision
-    from quicoll.engine.engine import Engine
+    from quicoll.engine.face import EngineFace
     from quicoll.engine.runtime import Runtime
     from quicoll.membership.view import View
     from quicoll.state.rank_state import RankState
@@ -153,7 +153,7 @@ class StepProtocol:
     def __init__(
         self,
         context: CallContext,
-        engine: Engine,
+        engine: EngineFace,
         runtime: Runtime,
         *,
         state: RankState,

@@ -50,9 +50,9 @@ from quicoll.tiers.exchange import (
 from quicoll_transport.errors import TransportError
 
 if TYPE_CHECKING:
+    from quicoll.engine.messenger import Messenger
     from quicoll.tiers.exchange import PieceAnswer, PieceQuestion
     from quicoll.tiers.pieces import Horizon, PieceEntry, PieceStore, SharedPiece
-    from quicoll_transport.endpoint import Link
 
 __all__ = ["ANSWERS", "CHUNK", "INTERVAL_S", "PULLS", "Pulled", "Spreader"]
 
@@ -98,7 +98,7 @@ class Spreader:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        links: Callable[[], Mapping[str, Link]],
+        links: Callable[[], Mapping[str, Messenger]],
         emit: Callable[..., None],
     ) -> None:
         """Begin without a shared state; nothing is sent and read before there is one.
@@ -289,12 +289,12 @@ class Spreader:
                 self._read_from(link)
             await asyncio.sleep(INTERVAL_S / 2)
 
-    def _read_from(self, link: Link) -> None:
+    def _read_from(self, link: Messenger) -> None:
         if link.number not in self._readers:
             self._readers[link.number] = None
             self._run(self._read(link))
 
-    async def _read(self, link: Link) -> None:
+    async def _read(self, link: Messenger) -> None:
         channel = link.channel(_CHANNEL)
         channel.limit = MAX_PIECE_MESSAGE
         try:
@@ -315,7 +315,7 @@ class Spreader:
                 if key[0] == link.number and not waiting.done():
                     waiting.set_exception(PeerError("the link to it has ended", node=link.node))
 
-    def _receive(self, link: Link, message: PieceMessage) -> None:
+    def _receive(self, link: Messenger, message: PieceMessage) -> None:
         body = message.body
         if isinstance(body, ComparePieces | ListPieces | FetchPiece):
             if self._sending.get(link.number, 0) < ANSWERS:
@@ -326,7 +326,7 @@ class Spreader:
         if waiting is not None and not waiting.done():
             waiting.set_result(body)
 
-    async def _answer(self, link: Link, number: int, told: PieceAnswer) -> None:
+    async def _answer(self, link: Messenger, number: int, told: PieceAnswer) -> None:
         try:
             transfer = link.channel(_CHANNEL).send(encode_pieces(PieceMessage(number, told)))
             await transfer.within(ANSWER_S, what="an answer about shared state")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -41,6 +42,7 @@ class Bench:
     def __init__(self, *, shows: bool = True) -> None:
         self.now = 100.0
         self.made = 0
+        self.waits: list[Callable[[], None]] | None = None  # where stacks come later
         self.told: list[tuple[str, str]] = []
         self.links: dict[str, Any] = {node: StandInLink(node) for node in "bcx"}
         self.late = LateStacks(
@@ -51,9 +53,13 @@ class Bench:
             on_told=lambda node, text: self.told.append((node, text)),
         )
 
-    def stacks(self, most: int) -> str:
+    def stacks(self, most: int, give: Callable[[str], None]) -> None:
         self.made += 1
-        return f"stack {self.made}"[:most]
+        text = f"stack {self.made}"[:most]
+        if self.waits is None:
+            give(text)
+        else:
+            self.waits.append(lambda: give(text))
 
     def notes(self, *, node: str = "b", view: int = 7) -> list[str]:
         error = PeerError("late", node=node, view=view)
@@ -135,6 +141,17 @@ def test_only_members_of_the_view_are_answered_and_seldom(bench: Bench) -> None:
     bench.now += 1.0
     bench.late.receive(bench.links["b"], AskStack(7), VIEW)
     assert bench.links["b"].sent[1:] == [StackTold(7, "stack 2")]
+
+
+def test_stacks_that_are_given_later_are_told_then(bench: Bench) -> None:
+    bench.waits = []
+    bench.late.receive(bench.links["b"], AskStack(7), VIEW)
+    assert bench.links["b"].sent == []
+    bench.waits.pop()()
+    assert bench.links["b"].sent == [StackTold(7, "stack 1")]
+    bench.now += 0.5  # they are new enough for another
+    bench.late.receive(bench.links["c"], AskStack(7), VIEW)
+    assert bench.links["c"].sent == [StackTold(7, "stack 1")]
 
 
 def test_a_rank_that_keeps_its_stacks_says_so_and_asks_nobody() -> None:
