@@ -1,12 +1,14 @@
 """What a loop that computes loses while an operation of its own rank is in flight: to the engine, and to processors.
 
-    python benchmarks/beside.py [--mib 16] [--rounds 9] [--both] [--lanes N] [--loops NAME ...] [--json FILE]
+    python benchmarks/beside.py [--mib 16] [--rounds 9] [--both] [--lanes N] [--engine process] [--lend]
+                                [--loops NAME ...] [--json FILE]
 
 Two processes, of which the first computes in pieces of about 0.5 ms (in pure Python, and with numpy in calls that keep
 the interpreter's lock and in others that give it up: for 2 us each, and for 20 to 200, as training does), alone and
 while an all_reduce is in flight; the other one waits for its own. With --both it computes as well: then there are two
 engines' threads beside two that compute, and on two processors the loops lose those threads' time whatever the
-interpreter does. With --lanes the two go over QUIC, with so many lanes; 0 has none.
+interpreter does. With --lanes the two go over QUIC, with so many lanes; 0 has none. With --engine process their engines
+are in processes of their own, over QUIC too; with --lend the tensors are of `quicoll.empty`.
 
 Told are, as medians over rounds that take turns: how much longer a piece takes beside the operation; the part of a
 piece for which its thread had no processor or not the interpreter's lock (wall clock less that thread's CPU time); the
@@ -148,8 +150,9 @@ def rank(options: argparse.Namespace) -> None:
     found: dict[str, list[dict[str, float]]] = {}
     used = LanesUsed()
     with quicoll.blocking.join(join_timeout=60.0, observer=used) as job:
-        tensor = np.ones(options.mib * MIB // 4, np.float32)
-        out = np.empty_like(tensor)
+        make = quicoll.empty if options.lend else np.empty
+        tensor, out = (make(options.mib * MIB // 4, np.float32) for _ in range(2))
+        tensor[:] = 1
         group = job.group
         used.wait(options.lanes or 0)
         group.all_reduce(tensor, out=out)
@@ -174,6 +177,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--both", action="store_true", help="both ranks compute")
     parser.add_argument("--lanes", type=int, help="over QUIC, with so many lanes")
+    parser.add_argument("--engine", choices=("thread", "process"), default="thread", help="where engines run")
+    parser.add_argument("--lend", action="store_true", help="tensors of quicoll.empty")
     names = [each.__name__ for each in LOOPS]
     parser.add_argument("--loops", nargs="+", choices=names, default=names)
     parser.add_argument("--json", type=Path)
@@ -184,6 +189,7 @@ def main() -> None:
         return
     if options.lanes is not None:
         os.environ |= {"QUICOLL_LOCAL": "off", "QUICOLL_LANES": str(options.lanes)}
+    os.environ["QUICOLL_ENGINE"] = options.engine
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the other processor is the other rank's
     with tempfile.TemporaryDirectory() as directory:
         told = Path(directory) / "told.json"

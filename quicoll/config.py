@@ -77,6 +77,7 @@ class JoinSettings(TypedDict, total=False):
     late_stacks: bool | None
     log: str | None
     local: bool | None
+    engine: str | None
     engine_share: float | str | None
     lanes: int | None
     lane_addresses: str | None
@@ -88,6 +89,7 @@ class JoinSettings(TypedDict, total=False):
 _MOST_COORDINATORS = 16
 _CONTROLLERS = ("bbr", "cubic", "reno")  # of quicoll_transport.quic.terms, which is not imported to read a setting
 _PARITY_MODES = ("auto", "off")  # likewise
+_ENGINES = ("thread", "process")
 _SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
@@ -339,6 +341,7 @@ _FIELDS: dict[str, _Field] = {
     "late_stacks": _Field(_switch, True),
     "log": _Field(_level, None),
     "local": _Field(_switch, True),
+    "engine": _Field(partial(_word, known=_ENGINES), "thread"),
     "engine_share": _Field(_share, "auto"),
     "lanes": _Field(partial(_integer, least=0, most=MAX_LANES), 0),
     "lane_addresses": _Field(_own_hosts, None),
@@ -435,6 +438,8 @@ class Config:
         log: From which level on what quicoll logs is heard, on stderr where the program has no handler: "debug",
             "info", "warning" or "error"; None leaves logging to the program.
         local: Whether ranks that share a host hand each other what they can through its memory.
+        engine: Where the engine runs: "thread", beside the program, whose lock it takes; or "process", one of its own,
+            which steps back behind the program. Then nothing of this rank goes through the memory of its host.
         engine_share: Part of the time that the engine's thread takes at most while other threads of the program compute
             and none waits for it; 1 is no bound. "auto": 0.07, for calls that go through the memory of a host alone,
             and for 0.2 s at a time.
@@ -481,6 +486,7 @@ class Config:
     late_stacks: bool
     log: str | None
     local: bool
+    engine: str
     engine_share: float | str
     lanes: int
     lane_addresses: str | None

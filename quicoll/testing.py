@@ -19,9 +19,11 @@ from typing import TYPE_CHECKING, Literal, TypeVar, Unpack
 from quicoll.checks import seconds as duration
 from quicoll.checks import whole
 from quicoll.config import Config, JoinSettings
+from quicoll.engine.engine import Engine
 from quicoll.engine.runtime import Runtime, ThreadRuntime
 from quicoll.engine.start import start_with
 from quicoll.engine.this_host import ThisHost
+from quicoll.engine_process.starting import start_beside
 from quicoll.errors import LocalError
 from quicoll.job import Job
 from quicoll.lanes.memory import lanes_unusable
@@ -41,7 +43,7 @@ from quicoll_transport.security.authority import ephemeral
 from quicoll_transport.security.identity import COORDINATOR, WORKER, Identity
 
 if TYPE_CHECKING:
-    from quicoll.engine.engine import Engine
+    from quicoll.engine.face import EngineFace
     from quicoll.membership.coordinator.config import CoordinatorConfig
     from quicoll_transport.security.credentials import Credentials
 
@@ -63,7 +65,7 @@ def cut_network(job: Job, seconds: float) -> None:
         LocalError: seconds is no such number, or the job is closed.
     """
     seconds = duration(seconds, "how long the network is cut")
-    engine, loop = job.internals.engine, job.internals.runtime.loop
+    engine, loop = _engine_here(job), job.internals.runtime.loop
 
     def cut() -> None:
         rule = engine.faults.add(Cut(until_ns=round((loop.time() + seconds) * 1e9)))
@@ -94,7 +96,7 @@ async def disturb_network(job: Job, rule: Rule) -> AsyncIterator[Installed]:
     Yields:
         The installed rule, whose `stats` count.
     """
-    add = job.internals.engine.faults.add
+    add = _engine_here(job).faults.add
     async with _installed(job, f"network disturbed: {rule!r}", lambda: add(rule)) as installed:
         yield installed
 
@@ -109,9 +111,17 @@ async def corrupt_payloads(job: Job, rule: PayloadRule) -> AsyncIterator[Install
     Yields:
         The installed rule; its `seen` and `changed` count payloads.
     """
-    add = job.internals.engine.faults.add_payload
+    add = _engine_here(job).faults.add_payload
     async with _installed(job, f"payloads disturbed: {rule!r}", lambda: add(rule)) as installed:
         yield installed
+
+
+def _engine_here(job: Job) -> Engine:
+    """Return a job's engine. Raises LocalError where that is in another process: rules are objects of this one."""
+    engine = job.internals.engine
+    if not isinstance(engine, Engine):
+        raise LocalError("the engine is in a process of its own (engine = 'process'), where no rule can be installed")
+    return engine
 
 
 _InstalledT = TypeVar("_InstalledT", Installed, InstalledPayload)
@@ -197,7 +207,7 @@ async def cluster(
     except BaseException:
         await home.runtime.aclose()
         raise
-    engines: list[tuple[Config, Engine]] = []
+    engines: list[tuple[Config, EngineFace]] = []
     jobs: list[Job] = []
     try:
         for i, node in enumerate(nodes):
@@ -273,12 +283,22 @@ async def _start_coordinator(home: _Home, config: CoordinatorConfig, lost_after:
     )
 
 
-async def _start_rank(home: _Home, service: CoordinatorService, settings: JoinSettings) -> tuple[Config, Engine]:
+async def _start_rank(home: _Home, service: CoordinatorService, settings: JoinSettings) -> tuple[Config, EngineFace]:
     """Make the engine of one rank, which joins by itself."""
     config = Config.resolve(environ={}, **settings)
+    credentials = home.credentials[Identity(_JOB, WORKER, config.node)]
+    if config.engine == "process":
+        proxy = await start_beside(
+            config,
+            credentials=credentials,
+            runtime=home.runtime,
+            observer=home.observer,
+            incarnation=home.incarnation,
+        )
+        return config, proxy
     engine, _ = await start_with(
         config,
-        credentials=home.credentials[Identity(_JOB, WORKER, config.node)],
+        credentials=credentials,
         make_io=lambda loop: UdpSocket("127.0.0.1", 0, loop=loop),
         coordinators=[[service.endpoint.address]],
         incarnation=home.incarnation,

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Unpack
 
 from quicoll.config import Config, JoinSettings
 from quicoll.engine.start import start
+from quicoll.engine_process.starting import start_process
 from quicoll.errors import LocalError, QuicollError, Terminated
 from quicoll.job import Job
 from quicoll.joining.unclosed import Unclosed
@@ -26,10 +27,10 @@ from quicoll.step.protocol import at_work
 from quicoll.stop import StopRequest, sigterm_asks, sigterm_tells
 
 if TYPE_CHECKING:
-    from quicoll.engine.engine import Engine
+    from quicoll.engine.face import EngineFace
     from quicoll.engine.runtime import Runtime
     from quicoll.observability.events import Observer
-    from quicoll.observability.flight import FlightRecorder
+    from quicoll.observability.flight_signals import FlightFace
     from quicoll.rendezvous.meeting import Meeting
 
 __all__ = ["attended", "connect", "join"]
@@ -100,7 +101,8 @@ async def _enter(observer: Observer | None, settings: JoinSettings, unclosed: Un
                 held.enter_context(sigterm_asks(stop, insist=True))
             if unclosed is not None:
                 await unclosed.replace((config.job, config.node))
-            engine, runtime = await start(config, observer=observer)
+            begin = start_process if config.engine == "process" else start
+            engine, runtime = await begin(config, observer=observer)
         except LocalError as error:
             # It says what is wrong and what to do; how that was found out is of no interest to who reads the traceback.
             raise error.with_traceback(None) from None
@@ -149,7 +151,7 @@ async def attended(job: Job) -> AsyncIterator[Job]:
 
 
 @contextmanager
-def _telling(engine: Engine, runtime: Runtime, config: Config) -> Iterator[None]:
+def _telling(engine: EngineFace, runtime: Runtime, config: Config) -> Iterator[None]:
     """Say what is waited for, in the log, while this rank joins: soon, and then ever more rarely.
 
     Who has started the ranks by hand may have forgotten one, or have named a wrong port, and would hear of it only when
@@ -175,12 +177,12 @@ def _telling(engine: Engine, runtime: Runtime, config: Config) -> Iterator[None]
         telling.cancel()
 
 
-def _tell_of_sigterm(flight: FlightRecorder) -> None:
+def _tell_of_sigterm(flight: FlightFace) -> None:
     flight.asked("SIGTERM has come")
     flight.flush()
 
 
-async def _shut(engine: Engine, runtime: Runtime) -> None:
+async def _shut(engine: EngineFace, runtime: Runtime) -> None:
     try:
         await runtime.call(engine.aclose("not joined"))
     finally:

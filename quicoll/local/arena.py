@@ -100,6 +100,7 @@ class Arena:
     """This process's own. Any thread may use it.
 
     size: bytes of addresses. descriptor: by which peers map it, for reading; open as long as the process.
+    own_descriptor: by which a process of this rank's own does, for writing too.
     """
 
     def __init__(self) -> None:
@@ -112,12 +113,12 @@ class Arena:
             raise OSError("the process's addresses are limited")
         self.size = min(os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE, _MOST)
         with contextlib.ExitStack() as made:
-            self._fd = os.memfd_create("quicoll-tensors", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-            made.callback(os.close, self._fd)
-            os.ftruncate(self._fd, self.size)
-            fcntl.fcntl(self._fd, ADD_SEALS, OF_ONE_SIZE)
-            self._map = mmap.mmap(self._fd, self.size, mmap.MAP_SHARED)
-            self.descriptor = os.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_CLOEXEC)
+            self.own_descriptor = os.memfd_create("quicoll-tensors", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            made.callback(os.close, self.own_descriptor)
+            os.ftruncate(self.own_descriptor, self.size)
+            fcntl.fcntl(self.own_descriptor, ADD_SEALS, OF_ONE_SIZE)
+            self._map = mmap.mmap(self.own_descriptor, self.size, mmap.MAP_SHARED)
+            self.descriptor = os.open(f"/proc/self/fd/{self.own_descriptor}", os.O_RDONLY | os.O_CLOEXEC)
             made.pop_all()
         self._array: Array = np.frombuffer(self._map, np.uint8)
         self._start: int = self._array.__array_interface__["data"][0]
@@ -145,7 +146,7 @@ class Arena:
         if at is None:
             raise MemoryError(f"{nbytes} bytes, where {self.size} are the most")
         try:
-            os.posix_fallocate(self._fd, at, whole)
+            os.posix_fallocate(self.own_descriptor, at, whole)
         except OSError as error:
             with self._lock:
                 self._free.give(at, whole)
@@ -194,18 +195,19 @@ class Arena:
         self._others = True
         size, flags = self._end - self._start, mmap.MAP_PRIVATE | _MAP_FIXED | _MAP_NORESERVE
         for protection in (mmap.PROT_READ | mmap.PROT_WRITE, mmap.PROT_READ):
-            if size and self._map_at(self._start, size, protection, flags, self._fd, 0) == self._start:
+            if size and self._map_at(self._start, size, protection, flags, self.own_descriptor, 0) == self._start:
                 return
 
 
 class PeerArena:
-    """Another rank's, mapped for reading."""
+    """Another process's, mapped for reading: another rank's, or this rank's own, which then may be written."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, *, writes: bool = False) -> None:
         """Map it.
 
         Args:
             fd: Its descriptor, which stays the caller's.
+            writes: Whether it is written to here.
         Raises:
             ValueError: No rank of ours would send this.
             OSError: It cannot be mapped.
@@ -214,7 +216,8 @@ class PeerArena:
             raise ValueError("memory for tensors that is not sealed")
         size = os.fstat(fd).st_size
         try:
-            self._map = mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ)
+            protection = mmap.PROT_READ | mmap.PROT_WRITE if writes else mmap.PROT_READ
+            self._map = mmap.mmap(fd, size, mmap.MAP_SHARED, protection)
         except OSError as error:
             why = f"{error.strerror}: {size >> 20} MiB of addresses for another rank's tensors; is ulimit -v set?"
             raise OSError(error.errno, why) from error

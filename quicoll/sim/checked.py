@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from quicoll.config import Config
     from quicoll.engine.decisions import Decision
     from quicoll.engine.engine import Engine
+    from quicoll.engine.face import EngineFace
     from quicoll.engine.runtime import Runtime
     from quicoll.membership.view import View
     from quicoll.sim.invariants import Checker
@@ -51,7 +52,7 @@ class CheckedJob(Job):
     def __init__(
         self,
         config: Config,
-        engine: Engine,
+        engine: EngineFace,
         runtime: Runtime,
         view: View,
         *,
@@ -133,7 +134,7 @@ class CheckedSteps(StepProtocol):
     def __init__(
         self,
         context: CallContext,
-        engine: Engine,
+        engine: EngineFace,
         runtime: Runtime,
         *,
         state: RankState,
@@ -240,15 +241,19 @@ class CheckedSteps(StepProtocol):
             self._checker.not_committed(self._config.node, self.state.version.step + 1, self._entered, self._tensors())
 
     async def commit(self, attempt: StepAttempt, view_id: int, unfinished: tuple[str, ...]) -> None:
-        opened = self._engine.steps.open
-        if opened is not None:
-            self._checker.voted(self._config.node, view_id, opened[0])
-            changed = {name: bits for name, bits in self._tensors().items() if self._entered.get(name) != bits}
-            self._checker.habits.changed(self._config.node, view_id, opened[0], attempt.number, changed)
-            self._machine.on_vote()
-            carrier = memory_use(self._engine, view_id, self._context.view.nodes)
-            if carrier is not None:
-                self._checker.carries(self._config.node, view_id, carrier)
+        changed = {name: bits for name, bits in self._tensors().items() if self._entered.get(name) != bits}
+
+        def cast(voted_in: int, index: int) -> None:
+            if voted_in == view_id:
+                self._checker.voted(self._config.node, view_id, index)
+                self._checker.habits.changed(self._config.node, view_id, index, attempt.number, changed)
+
+        self._machine.on_cast = cast
+        self._machine.on_vote()
+        engine = self._machine.engine
+        carrier = None if engine is None else memory_use(engine, view_id, self._context.view.nodes)
+        if carrier is not None:
+            self._checker.carries(self._config.node, view_id, carrier)
         with within(self._config.hold_timeout, "a vote", machine=self._machine, checker=self._checker):
             await super().commit(attempt, view_id, unfinished)
 

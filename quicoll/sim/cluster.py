@@ -252,6 +252,8 @@ class Simulation:
                 raise LocalError(f"{event}: no two share a host; Settings(hosts=...) has workers that do")
             if isinstance(fault, scenario.LaneFault) and not self.settings.lanes:
                 raise LocalError(f"{event}: no rank has a lane; Settings(lanes=...) has workers that do")
+            if isinstance(fault, scenario.EngineFault) and not self.settings.engine_processes:
+                raise LocalError(f"{event}: no engine has a process; Settings(engine_processes=...) has some that do")
             if isinstance(fault, scenario.LaneFault) and (fault.only or 0) >= self.settings.lanes:
                 raise LocalError(f"{event}: a rank has {self.settings.lanes} lanes, which are numbered from 0")
             if isinstance(fault, scenario.Rebind) and fault.node not in behind:
@@ -435,6 +437,11 @@ class Simulation:
                 if lanes is None:
                     raise AssertionError("events are checked before the run")
                 return lanes.strike(machine.name, fault.what, fault.only)
+            case scenario.EngineFault():
+                engines = self._fleet.engines
+                if engines is None:
+                    raise AssertionError("events are checked before the run")
+                return engines.strike(machine.name, fault.what)
             case scenario.CorruptPayloads():
                 if machine.faults is None:
                     return False
@@ -465,7 +472,7 @@ class Simulation:
             return
         engine, view = machine.engine, self.checker.installed
         if engine is not None and view is not None and machine.runs:
-            raise_alarm(engine, view.view_id, machine.loop)
+            raise_alarm(engine, view.view_id, machine.engine_loop)
         self._world.after(machine.alarm_ns, self._ring, machine)
 
     def _heal(self) -> None:

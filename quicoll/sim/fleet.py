@@ -48,6 +48,7 @@ from quicoll.errors import (
     Diverged,
     JobDone,
     JournalError,
+    LocalError,
     Partitioned,
     PeerError,
     StepAborted,
@@ -67,6 +68,7 @@ from quicoll.observability.flight import FlightRecorder
 from quicoll.sim.anew import leave_one
 from quicoll.sim.checked import CheckedJob, memory_use
 from quicoll.sim.database import DatabaseCalls, SimDatabase, SimStore
+from quicoll.sim.engines import SimEngines
 from quicoll.sim.hosts import SimHosts
 from quicoll.sim.invariants import CheckedStore
 from quicoll.sim.lanes import SimLanes
@@ -85,15 +87,20 @@ from quicoll_transport.security.identity import COORDINATOR, WORKER, Identity
 from quicoll_transport.sim import WALL_EPOCH_NS, HostState, SimulatedSocket
 
 if TYPE_CHECKING:
+    from quicoll.engine.engine import Engine
+    from quicoll.engine.face import EngineFace
+    from quicoll.engine.runtime import Runtime
     from quicoll.job import Job
     from quicoll.membership.coordinator.config import CoordinatorConfig
     from quicoll.membership.journal import RecordStore
+    from quicoll.observability.events import Observer
+    from quicoll.sim.engines import SimEngineProcess
     from quicoll.sim.hosts import SimHost
     from quicoll.sim.invariants import Checker
     from quicoll.sim.outcome import Settings
     from quicoll_transport.net.udp import DatagramIO
     from quicoll_transport.security.credentials import Credentials
-    from quicoll_transport.sim import Nat, World
+    from quicoll_transport.sim import HostLoop, Nat, World
 
 __all__ = ["Fleet", "node_names"]
 
@@ -187,6 +194,9 @@ class Fleet:
         self.lanes: SimLanes | None = (
             SimLanes(world, _wall_clock, access=settings.lane_access) if settings.lanes else None
         )
+        self.engines: SimEngines | None = (
+            SimEngines(world, _wall_clock, on_end=self._engine_ended) if settings.engine_processes else None
+        )
         for name in workers:
             self.machines[name].on_end = partial(self._let_go, name)
         self.database: SimDatabase | None = None
@@ -195,9 +205,13 @@ class Fleet:
 
     def _let_go(self, node: str) -> None:
         """The process of a worker has ended, however: so has what its host does for it."""
-        for each in (self.hosts, self.lanes):
+        for each in (self.hosts, self.lanes, self.engines):
             if each is not None:
                 each.ended(node)
+
+    def _engine_ended(self, node: str) -> None:
+        if self.lanes is not None:
+            self.lanes.ended(node)
 
     def _add_nats(self) -> dict[str, Nat]:
         settings = self._settings
@@ -212,12 +226,12 @@ class Fleet:
 
     def _socket(self, machine: Machine) -> DatagramIO:
         """Return the socket of a process that may be the job's relay."""
-        socket = self._sockets(machine, _PORT)
+        socket = self._sockets(machine.loop, _PORT)
         return Meddling(socket, lambda: self.meddling, self.meddled) if self._settings.nats else socket
 
-    def _sockets(self, machine: Machine, port: int) -> DatagramIO:
-        """Return a socket at the address of a machine, or one at each."""
-        sockets = [SimulatedSocket(machine.loop, port, at=at) for at in range(self._settings.paths)]
+    def _sockets(self, loop: HostLoop, port: int) -> DatagramIO:
+        """Return a socket of a process at the address of its machine, or one at each."""
+        sockets = [SimulatedSocket(loop, port, at=at) for at in range(self._settings.paths)]
         return sockets[0] if len(sockets) == 1 else MultihomedIO(sockets)
 
     @property
@@ -430,22 +444,22 @@ class Fleet:
             parity=settings.parity,
             handle_sigterm=False,  # the process is the simulator's; its ranks are stopped by events
         )
-        engine, runtime = await start_with(
-            config,
-            credentials=self._credentials[Identity(_JOB, WORKER, machine.name)],
-            make_io=lambda _: self._sockets(machine, 0),
-            coordinators=[[(ip, _PORT) for ip in each.host.ips] for each in self.coordinators],
-            incarnation=self._incarnation(machine),
-            observers=(lambda event: self._observed(machine, event),),
-            runtime=InlineRuntime(),
-            wall_clock=_wall_clock,
-            host=self._shared_host(machine),
-            flight=self._flight(machine) if self._flights else None,
-            lane_host=None if self.lanes is None else self.lanes.host_of(machine),
-        )
-        machine.engine, machine.endpoint = engine, engine.endpoint
-        Lies(engine.endpoint, machine.lies_to, machine.lied_by_lanes)
-        machine.faults = engine.faults
+        credentials = self._credentials[Identity(_JOB, WORKER, machine.name)]
+        engine: EngineFace
+        if self.engines is not None and rank >= settings.ranks + settings.spares - settings.engine_processes:
+            runtime: Runtime = InlineRuntime()
+            observers = self._observers(machine, runtime.loop)
+            make = partial(self._engine_apart, machine, config, credentials)
+            engine = await self.engines.start(machine, config, observers, credentials, make)
+        else:
+            engine, runtime = await self._engine(
+                machine,
+                config,
+                credentials,
+                self._sockets(machine.loop, 0),
+                observer=lambda event: self._observed(machine, event),
+                host=self._shared_host(machine),
+            )
         try:
             with stop.interrupting():
                 view = at_work(await engine.wait_view(config.join_timeout, joining=True))
@@ -468,6 +482,50 @@ class Fleet:
                 return await self._work(job)
             except Departed:
                 return None
+
+    async def _engine_apart(
+        self, machine: Machine, config: Config, credentials: Credentials, process: SimEngineProcess
+    ) -> Engine:
+        """Make the engine of a machine in a process of its own."""
+        io = self._sockets(process.loop, 0)
+        process.sockets.append(io)
+        server = process.server
+        engine, _ = await self._engine(
+            machine, config, credentials, io, observer=server.observe, host=None, stacks=server.stacks
+        )
+        return engine
+
+    async def _engine(
+        self,
+        machine: Machine,
+        config: Config,
+        credentials: Credentials,
+        io: DatagramIO,
+        *,
+        observer: Observer,
+        host: SimHost | None,
+        stacks: Callable[[int, Callable[[str], None]], None] | None = None,
+    ) -> tuple[Engine, Runtime]:
+        """Make the engine of a machine, on the loop that runs."""
+        engine, runtime = await start_with(
+            config,
+            credentials=credentials,
+            make_io=lambda _: io,
+            coordinators=[[(ip, _PORT) for ip in each.host.ips] for each in self.coordinators],
+            incarnation=self._incarnation(machine),
+            observers=(observer,),
+            runtime=InlineRuntime(),
+            wall_clock=_wall_clock,
+            host=host,
+            flight=self._flight(machine) if self._flights else None,
+            stacks=stacks,
+            lane_host=None if self.lanes is None else self.lanes.host_of(machine),
+        )
+        machine.engine, machine.endpoint, machine.engine_loop = engine, engine.endpoint, asyncio.get_running_loop()
+        Lies(engine.endpoint, machine.lies_to, machine.lied_by_lanes)
+        machine.faults = engine.faults
+        _tell_of_votes(engine, machine)
+        return engine, runtime
 
     def _flight(self, machine: Machine) -> FlightRecorder:
         """Return the flight recorder of a process, which writes to its machine's memory at once."""
@@ -543,10 +601,10 @@ class Fleet:
                 self._start_all_anew()
                 if isinstance(error, Diverged):
                     self._leave_one_checkpoint(error)
-            elif not isinstance(error, _AGAIN):
+            elif not isinstance(error, _AGAIN) and not self._lost_engine(node, error):
                 self._failed("worker", _words(error), node=node, cause=error)
         leftovers = machine.leftovers()
-        for each in (self.hosts, self.lanes):
+        for each in (self.hosts, self.lanes, self.engines):
             leftovers += [] if each is None else each.leftovers(node)
         if leftovers:
             self._checker.break_("no-leftover", f"{node} left {', '.join(leftovers)}", node=node)
@@ -556,6 +614,10 @@ class Fleet:
             self._call_back(machine)
         if (error is not None or machine.terminated) and not machine.stays_down:
             self._world.after(round(self._settings.restart_after * 1e9), self._start_again, machine)
+
+    def _lost_engine(self, node: str, error: BaseException) -> bool:
+        """Whether a process has ended since its engine's has."""
+        return self.engines is not None and self.engines.was_struck(node) and isinstance(error, LocalError)
 
     def _start_all_anew(self) -> None:
         """Those that had left as well: when all have ended, a job begins again with all of its nodes or not at all."""
@@ -587,6 +649,18 @@ class Fleet:
     def _start_again(self, machine: Machine) -> None:
         if not machine.stays_down and not machine.runs:
             machine.start()
+
+
+def _tell_of_votes(engine: Engine, machine: Machine) -> None:
+    """Have the machine told of each vote that its engine is about to cast, by its view and the coordinator's number."""
+    vote = engine.voting.vote
+
+    def told(view_id: int, *arguments: Any, **more: Any) -> Any:
+        if engine.steps.open is not None:
+            machine.on_cast(view_id, engine.steps.open[0])
+        return vote(view_id, *arguments, **more)
+
+    engine.voting.vote = told  # type: ignore[method-assign]  # in its place, for the checker
 
 
 def _reach(database: SimDatabase, host: str) -> tuple[SimStore, DatabaseCalls]:

@@ -82,9 +82,11 @@ class Machine:
         self.forges = ""
         self.forgeries: dict[str, int] = {}
         self.on_vote: Callable[[], None] = lambda: None
+        self.on_cast: Callable[[int, int], None] = lambda view_id, index: None
         self.on_sigterm: Callable[[], None] = lambda: None
         self.on_end: Callable[[], None] = lambda: None
         self.engine: Engine | None = None
+        self.engine_loop: asyncio.AbstractEventLoop | None = None
         self.endpoint: Endpoint | None = None
         self.faults: Faults | None = None
         self.flights: dict[int, FlightFile] = {}

@@ -11,6 +11,7 @@ All act through the real code of its process, from the outside: no checksum, dig
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -117,8 +118,10 @@ def respelt(data: bytes, change: Callable[[memoryview], memoryview]) -> bytes:
     return encode_message(msgspec.structs.replace(message, given=seal_given(bytes(change(given)))))
 
 
-def raise_alarm(engine: Engine, view_id: int, loop: HostLoop) -> None:
+def raise_alarm(engine: Engine, view_id: int, loop: asyncio.AbstractEventLoop | None) -> None:
     """Let the process report that this view cannot go on."""
+    if loop is None:
+        raise AssertionError("an engine without a loop")
     loop.call_soon(lambda: loop.create_task(engine.give_up(view_id, "an alarm for nothing")))
 
 

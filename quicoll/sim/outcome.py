@@ -42,6 +42,7 @@ class Settings:
             of its own for each.
         lanes: As for `quicoll.join`; each a simulated process.
         paths: Addresses of each host, each in a network of its own.
+        engine_processes: How many workers, the last ones, have their engine in a process of its own.
         lane_access: The access link of each worker's lanes, by their number, as if each had a provider of its own; ()
             for none.
         nats: The kind of address translator that each worker is behind, one of its own: "full-cone", "restricted-cone",
@@ -79,6 +80,7 @@ class Settings:
     sites: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
     lanes: int = 0
+    engine_processes: int = 0
     paths: int = 1
     lane_access: tuple[AccessLink, ...] = ()
     nats: tuple[str, ...] = ()
@@ -113,6 +115,8 @@ class Settings:
                 raise LocalError(f"{len(names)} {what} for {self.ranks} ranks")
         if not 0 <= self.lanes <= MAX_LANES:
             raise LocalError(f"a rank has 0 to {MAX_LANES} lanes, not {self.lanes}")
+        if not 0 <= self.engine_processes <= self.ranks + self.spares:
+            raise LocalError(f"{self.engine_processes} engines in processes of their own for {self.ranks} ranks")
         if not 1 <= self.paths <= MAX_ADDRESSES:
             raise LocalError(f"a host has 1 to {MAX_ADDRESSES} addresses, not {self.paths}")
         if self.paths > 1 and self.nats:

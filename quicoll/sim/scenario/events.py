@@ -38,6 +38,7 @@ __all__ = [
     "COORDINATOR_HOST",
     "DATABASE_HOST",
     "DISK_FAULTS",
+    "ENGINE_FAULTS",
     "FORGERIES",
     "JOURNAL_FAULTS",
     "LANE_FAULTS",
@@ -50,6 +51,7 @@ __all__ = [
     "Crash",
     "DiskFault",
     "Drift",
+    "EngineFault",
     "Fault",
     "Forge",
     "Heal",
@@ -93,6 +95,7 @@ DISK_FAULTS = ("write", "fsync", "full", "power", "kill")
 TAKEOVERS = ("crash", "power", "workers", "database", "pause")
 JOURNAL_FAULTS = ("refused", "answer", "late", "away", "back")
 FORGERIES = ("chunks", "manifest", "state", "version")
+ENGINE_FAULTS = ("kill", "hang")
 LANE_FAULTS = ("kill", "hang", "cut", "slow", "spoil")
 MEMORY_FAULTS = ("spoil", "full", "kill", "late")
 MEDDLINGS = ("alter", "misdirect", "repeat", "lose")
@@ -404,6 +407,17 @@ class LaneFault:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineFault:
+    """The process of the worker's engine ends ("kill"), or does nothing any more ("hang")."""
+
+    node: str
+    what: str
+
+    def source(self) -> str:
+        return f"engine({_node(self.node)}, {_text(self.what)})"
+
+
+@dataclass(frozen=True, slots=True)
 class TakeOver:
     """Whichever coordinator leads is lost: its process ("crash") or its machine ("power") for good; the paths to all
     "workers" or that to the "database", until the healing; or it stands still for longer than its lease ("pause").
@@ -483,6 +497,7 @@ Fault: TypeAlias = (
     | DiskFault
     | MemoryFault
     | LaneFault
+    | EngineFault
     | TakeOver
     | JournalFault
     | Rebind
@@ -560,6 +575,8 @@ def kinds_of(fault: Fault, usual: Conditions) -> tuple[str, ...]:
             return ("memory",)
         case LaneFault():
             return ("lane",)
+        case EngineFault():
+            return ("engine",)
         case TakeOver():
             return ("coordinator_takeover",)
         case JournalFault():

@@ -10,6 +10,7 @@ from quicoll.checks import MAX_ADDRESSES, MAX_LANES
 from quicoll.errors import LocalError
 from quicoll.sim.scenario.events import (
     DISK_FAULTS,
+    ENGINE_FAULTS,
     FORGERIES,
     JOURNAL_FAULTS,
     LANE_FAULTS,
@@ -22,6 +23,7 @@ from quicoll.sim.scenario.events import (
     Crash,
     DiskFault,
     Drift,
+    EngineFault,
     Fault,
     Forge,
     Heal,
@@ -267,6 +269,17 @@ class FaultSchedule:
         if only is not None and (isinstance(only, bool) or not 0 <= only < MAX_LANES):
             raise LocalError(f"a lane has a number from 0 to {MAX_LANES - 1}, not {only!r}")
         return self.fault(LaneFault(_worker(node, "has lanes"), what, only))
+
+    def engine(self, node: NodeRef, what: str) -> FaultSchedule:
+        """Make the process of the worker's engine fail (`Settings(engine_processes=1)`).
+
+        Args:
+            node: The worker.
+            what: "kill" for its end, "hang" for one that does nothing any more.
+        """
+        if what not in ENGINE_FAULTS:
+            raise LocalError(f"an engine fails in one of the ways {', '.join(ENGINE_FAULTS)}, not {what!r}")
+        return self.fault(EngineFault(_worker(node, "has an engine"), what))
 
     def take_over(self, how: str) -> FaultSchedule:
         """Make another coordinator take over (`Settings(coordinators=2)`) from the one that leads by then.

@@ -22,6 +22,7 @@ from quicoll.sim.outcome import Settings
 from quicoll.sim.scenario.events import (
     DATABASE_HOST,
     RELAY_HOST,
+    EngineFault,
     Fault,
     Heal,
     JournalFault,
@@ -47,6 +48,7 @@ __all__ = ["Shrunk", "shrink"]
 FailureTest = Callable[[Scenario], "str | None"]
 
 _ROUND_NS = (1_000_000_000, 100_000_000, 10_000_000, 1_000_000)
+_COUNTS = ("ranks", "spares", "warm_spares", "lanes", "engine_processes")  # which are made smaller one by one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +176,7 @@ def _among(scenario: Scenario, settings: Settings) -> Scenario:
         if event.voter in ("", *names)
         and (settings.hosts or not isinstance(event.fault, MemoryFault))
         and (not isinstance(event.fault, Unplug) or event.fault.number <= settings.paths)
+        and (not isinstance(event.fault, EngineFault) or settings.engine_processes)
         and (not isinstance(event.fault, LaneFault) or (event.fault.only or 0) < settings.lanes)
     ]
     kept = tuple(replace(event, fault=fault) for event, fault in events if fault is not None)
@@ -221,8 +224,13 @@ def _plainer_settings(scenario: Scenario) -> Iterator[Scenario]:
         yield replace(scenario, compute_s=COMPUTE_S)
     for each in fields(Settings):
         value = getattr(usual, each.name)
-        if each.name not in ("ranks", "spares", "warm_spares", "lanes") and getattr(settings, each.name) != value:
+        if (
+            each.name not in ("ranks", "spares", "warm_spares", "lanes", "engine_processes")
+            and getattr(settings, each.name) != value
+        ):
             yield _among(scenario, replace(settings, **{each.name: value}))
+    for count in range(settings.engine_processes):
+        yield _among(scenario, replace(settings, engine_processes=count))
     for lanes in range(settings.lanes):
         yield _among(scenario, replace(settings, lanes=lanes, lane_access=settings.lane_access[:lanes]))
     for nats in _fewer_nats(settings.nats):

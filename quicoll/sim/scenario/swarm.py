@@ -30,6 +30,7 @@ pace is drawn as well.
                                        lost, cut off, or stands still; the database fails
     lane                               ranks have lanes, and messages for them: these end, hang, are cut off or slow, or
                                        spoil what they carry (lanes.py)
+    engine                             engines are in processes of their own, which end or hang (engines.py)
 
 Times. Most faults begin within a horizon of 0.2 to 4 s. Steps are computed at a pace that makes the asked number of
 them last about as long as the faults do, so that faults meet steps. Few come before the first view, more soon after it,
@@ -85,6 +86,7 @@ from dataclasses import dataclass, field, replace
 from quicoll.errors import LocalError
 from quicoll.sim.outcome import Settings
 from quicoll.sim.scenario.drawing import SwarmDraw, drawn_for
+from quicoll.sim.scenario.engines import disturb_engines, engines_of, with_engines
 from quicoll.sim.scenario.events import (
     COORDINATOR_HOST,
     DISK_FAULTS,
@@ -160,9 +162,11 @@ FAULT_KINDS: tuple[str, ...] = (
     *WAY_KINDS,
     "memory",
     "lane",
+    "engine",
 )
 """All kinds of fault, in the order in which they are drawn."""
 
+_BESIDE = ("memory", "lane", "engine")  # which have settings and draws of their own
 _SHARING = 0.15
 _HALVES = 0.35  # of those with four ranks or more: two hosts
 _MOST_NEWCOMERS = 2
@@ -254,7 +258,8 @@ def generate(
     of_ways = tuple(kind for kind in wanted if kind in WAY_KINDS)
     hosts = _hosts(seed, ranks, wanted) if settings is None and ways is None else None
     lanes = lanes_of(seed, ranks, wanted) if settings is None or settings.lanes else None
-    wanted = tuple(kind for kind in wanted if kind not in ("forge", "scale", *_SEVERAL, *WAY_KINDS, "memory", "lane"))
+    engines = engines_of(seed, wanted) if settings is None or settings.engine_processes else None
+    wanted = tuple(kind for kind in wanted if kind not in ("forge", "scale", *_SEVERAL, *WAY_KINDS, *_BESIDE))
     draw = drawn_for("", seed)
     enabled = [kind for kind in wanted if draw.chance(0.5)]
     horizon = draw.one_of(_HORIZONS_MS) * _MS
@@ -271,13 +276,18 @@ def generate(
         drawn = replace(drawn, hosts=_places(seed, hosts, ranks))
     if lanes is not None:
         drawn = with_lanes(lanes, drawn)
+    if engines is not None:
+        drawn = with_engines(engines, drawn)
     settings = replace(drawn, sites=_sites(seed, ranks)) if settings is None else replace(settings, ranks=ranks)
     builder = _Builder(draw, settings, horizon)
     count = draw.one_of((1, 1, 2, 2, 3, 3, 4, 5, 6, 8))
     for _ in range(count if enabled else 0):
         builder.add(draw.one_of(enabled), enabled)
+    others = builder.times()  # of faults that the two below may come after; neither after one of the other
     if lanes is not None:
-        builder.disturb_lanes(lanes)
+        builder.disturb_lanes(lanes, others)
+    if engines is not None:
+        builder.disturb_engines(engines, others)
     if forges is not None:
         builder.forge(forges)
     elif scales is not None:
@@ -480,11 +490,19 @@ class _Builder:
         begin = _FORMED * self._settings.conditions.latency_ns if draw.chance(0.85) else 0
         disturb_ways(draw, self._settings, kinds, begin_ns=begin, horizon_ns=self._horizon, put=self._put)
 
-    def disturb_lanes(self, draw: SwarmDraw) -> None:
-        """Let lanes fail. draw: by which all of it is drawn."""
+    def times(self) -> list[int]:
+        """Return when faults come, as far as there are any yet."""
+        return [event.at_ns for event in self._events]
+
+    def disturb_lanes(self, draw: SwarmDraw, others: Sequence[int]) -> None:
+        """Let lanes fail. draw: by which all of it is drawn. others: when other faults come."""
         begin = _FORMED * self._settings.conditions.latency_ns if draw.chance(0.85) else 0
-        others = [event.at_ns for event in self._events]
         disturb_lanes(draw, self._settings, others, begin_ns=begin, horizon_ns=self._horizon, put=self._put)
+
+    def disturb_engines(self, draw: SwarmDraw, others: Sequence[int]) -> None:
+        """Let engines' processes fail. draw: by which all of it is drawn. others: when other faults come."""
+        begin = _FORMED * self._settings.conditions.latency_ns if draw.chance(0.85) else 0
+        disturb_engines(draw, self._settings, others, begin_ns=begin, horizon_ns=self._horizon, put=self._put)
 
     def disturb_memory(self, draw: SwarmDraw) -> None:
         """Let the memory of a host fail. draw: by which all of it is drawn."""

@@ -1,0 +1,145 @@
+"""Where tensors of a call lie: there already, or copied; what is kept, and that nothing is used twice at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from plan_networks import alike, reductions
+
+from quicoll.engine.calls import Work
+from quicoll.engine_process.places import CallMemory, TensorPlaces, work_of
+from quicoll.engine_process.plans import ValuesHeard, ValuesTold, plan_of, plan_row
+from quicoll.errors import LocalError
+from quicoll.local.arena import arena_here
+from quicoll.local.sealing import unusable
+from quicoll.numerics.bundle import Joined
+from quicoll.numerics.dtypes import FLOAT32, FLOAT64
+from quicoll.numerics.reduce import ReduceOp
+
+pytestmark = pytest.mark.skipif(bool(unusable()), reason=unusable() or "there is shared memory")
+
+PLAN = reductions("direct", alike(2), 40_000)[0]
+SIZE = 10_000
+
+
+class Both:
+    """The program's side and the engine's, which share a real arena."""
+
+    def __init__(self) -> None:
+        arena = arena_here()
+        assert arena is not None
+        self.arena = arena
+        self.places = TensorPlaces(arena, ValuesTold(plan_row))
+        self.heard = ValuesHeard(plan_of)
+
+    def empty(self, size: int, dtype: Any = np.float32) -> np.ndarray:
+        return self.arena.take(size * np.dtype(dtype).itemsize).view(dtype)
+
+    def call(self, inputs: list[Any], output: np.ndarray) -> tuple[CallMemory, Work]:
+        work = Work(PLAN, FLOAT32, FLOAT64, ReduceOp.AVG, inputs, output)
+        memory = self.places.of(work)
+        return memory, work_of(memory.word, self.arena, self.heard)
+
+
+@pytest.fixture
+def both() -> Both:
+    return Both()
+
+
+def test_what_is_elsewhere_is_copied_and_a_result_comes_when_it_is_brought(both: Both) -> None:
+    x, out = np.arange(SIZE, dtype=np.float32), np.full(SIZE, -1, np.float32)
+    memory, work = both.call([x], out)
+    assert (work.plan, work.dtype, work.acc, work.op) == (PLAN, FLOAT32, FLOAT64, ReduceOp.AVG)
+    assert np.array_equal(work.inputs[0], x)
+    x[:] = 7  # it is the caller's again, and the engine does not see it
+    assert work.inputs[0][1] == 1
+    work.output[:] = 5
+    assert (out == -1).all()
+    memory.bring()
+    assert (out == 5).all()
+
+
+def test_what_lies_in_the_arena_is_read_and_written_where_it_is(both: Both) -> None:
+    x, out = both.empty(SIZE), both.empty(SIZE)
+    x[:] = 3
+    memory, work = both.call([x[100:200]], out)
+    assert memory.taken == []
+    x[150] = 4
+    assert work.inputs[0][50] == 4
+    work.output[:] = 6
+    assert (out == 6).all()
+
+
+def test_pieces_of_a_list_are_read_where_they_are_if_all_are_there(both: Both) -> None:
+    there, elsewhere = [both.empty(50) for _ in range(3)], np.ones(50, np.float32)
+    for number, each in enumerate(there):
+        each[:] = number
+    memory, work = both.call([Joined(there)], both.empty(1))
+    assert memory.taken == []
+    assert isinstance(work.inputs[0], Joined)
+    assert work.inputs[0][40:60].tolist() == [0.0] * 10 + [1.0] * 10
+    memory, work = both.call([Joined([*there, elsewhere])], both.empty(1))
+    assert len(memory.taken) == 1
+    assert work.inputs[0].tolist() == [0.0] * 50 + [1.0] * 50 + [2.0] * 50 + [1.0] * 50
+
+
+def test_what_is_not_contiguous_or_is_nothing_is_fine(both: Both) -> None:
+    every_other, nothing = both.empty(100)[::2], np.empty(0, np.float32)
+    every_other[:] = 9
+    memory, work = both.call([every_other, nothing], nothing)
+    assert len(memory.taken) == 1
+    assert work.inputs[0].tolist() == [9.0] * 50
+    assert work.inputs[1].size == work.output.size == 0
+
+
+def test_memory_of_a_call_that_is_over_is_used_again_and_that_of_one_under_way_is_not(both: Both) -> None:
+    x, out = np.ones(SIZE, np.float32), np.empty(SIZE, np.float32)
+    first, _ = both.call([x], out)
+    second, _ = both.call([x], out)
+    used = [each.__array_interface__["data"][0] for each in (*first.taken, *second.taken)]
+    assert len(set(used)) == 4
+    both.places.give_back(first)
+    third, _ = both.call([x], out)
+    assert {each.__array_interface__["data"][0] for each in third.taken} == set(used[:2])
+    both.places.give_back(second)
+    both.places.give_back(second)  # another time nothing comes of it
+    fourth, fifth = both.call([x], out)[0], both.call([x], out)[0]
+    last = [each.__array_interface__["data"][0] for each in (*third.taken, *fourth.taken, *fifth.taken)]
+    assert len(set(last)) == 6
+
+
+def test_so_much_is_kept_and_not_more(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quicoll.engine_process.places._KEPT", 1 << 20)
+    out = both.empty(1)
+    calls = [both.call([np.ones(size, np.float32)], out)[0] for size in (1 << 15, 1 << 16, 1 << 17, 1 << 18)]
+    for each in calls:
+        both.places.give_back(each)
+    assert both.places._kept_bytes == sum(size * len(kept) for size, kept in both.places._kept.items())
+    assert both.places._kept_bytes <= 1 << 20
+    assert both.places._kept  # the last ones are
+
+
+def test_no_memory_is_an_error_before_anything_is_told(both: Both) -> None:
+    both.places._arena = Full()
+    with pytest.raises(MemoryError, match="full"):
+        both.call([np.ones(SIZE, np.float32)], both.empty(1))
+
+
+class Full:
+    def take(self, nbytes: int) -> np.ndarray:
+        raise MemoryError("full")
+
+    def place(self, values: np.ndarray) -> int:
+        return 0
+
+
+def test_a_place_outside_of_the_arena_is_refused(both: Both) -> None:
+    memory, _ = both.call([np.ones(4, np.float32)], both.empty(1))
+    memory.word.inputs = (((both.arena.size, 100),),)
+    with pytest.raises(ValueError, match="outside of the arena"):
+        work_of(memory.word, both.arena, both.heard)
+    memory.word.dtype = "float31"
+    with pytest.raises(LocalError, match="float31"):
+        work_of(memory.word, both.arena, both.heard)
