@@ -44,6 +44,8 @@ class _Telling(logging.Handler):
         self._process = process
 
     def emit(self, record: logging.LogRecord) -> None:
+        if hasattr(record, "kind"):  # an event, which the program is told as one, and logs by itself
+            return
         text = record.getMessage()
         if record.exc_info:
             text = f"{text}\n{logging.Formatter().formatException(record.exc_info)}"

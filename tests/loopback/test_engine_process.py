@@ -330,6 +330,17 @@ async def test_certificates_are_renewed_and_shut_out_and_an_audit_is_signed(cert
     assert run.returncode == 0, run.stdout + run.stderr
 
 
+async def test_what_the_engine_logs_and_tells_is_logged_once_by_the_program(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level("INFO", logger="quicoll"):
+        async with cluster(1, engine="process", hold_timeout=1.0) as jobs:
+            await jobs[0].group.barrier()
+    lines = [record.getMessage() for record in caplog.records if "worker-0" in record.getMessage()]
+    assert lines.count("worker-0: rank 0 of 1 in view 1: worker-0") == 1, lines
+    assert sum("hold_timeout is 1 s" in line for line in lines) == 1, lines
+
+
 async def test_what_is_wrong_is_said_before_anything_is_joined(certs: Path, tmp_path: Path) -> None:
     with pytest.raises(LocalError, match="no-such-host"):
         async with joining("no-such-host.invalid:4433", certs, "a"):
