@@ -20,6 +20,7 @@ from quicoll.engine_process.proxy import EngineProxy
 from quicoll.engine_process.server import EngineServer
 from quicoll.errors import LocalError
 from quicoll.local.arena import arena_here
+from quicoll.sim.line import SimLine
 from quicoll_transport.sim import HostLoop
 
 if TYPE_CHECKING:
@@ -36,9 +37,6 @@ if TYPE_CHECKING:
     from quicoll_transport.sim.timeline import Timeline
 
 __all__ = ["SimEngineProcess", "SimEngines"]
-
-_START_NS = (1_000_000, 300_000_000)
-_LINE_NS = (2_000, 300_000)
 
 
 class SimEngines:
@@ -124,11 +122,6 @@ class SimEngines:
         """Return whether a fault has befallen the engine of a node's present process, or of its last one."""
         return node in self._struck
 
-    def delay_ns(self, between: tuple[int, int]) -> int:
-        """Draw a time; most are short."""
-        least, most = between
-        return least + int((most - least) * self.draw.random() ** 4)
-
 
 class SimEngineProcess:
     """quicoll.engine_process.proxy.ServingProcess.
@@ -144,7 +137,6 @@ class SimEngineProcess:
         arena: Arena,
         make: Callable[[SimEngineProcess], Awaitable[Engine]],
     ) -> None:
-        self.gone = False
         self.sockets: list[DatagramIO] = []
         self._engines = engines
         self._proxy = proxy
@@ -152,23 +144,16 @@ class SimEngineProcess:
         self._node = machine.name
         self._program = machine.loop
         self.loop = HostLoop(engines.timeline, machine.host, machine.loop.interface)
+        self._line = SimLine(engines.timeline, engines.draw, starter=self._program, started=self.loop)
         self._closed = False  # the program hears nothing of it any more
         self._over: asyncio.Future[None] | None = None  # whom its end is told to that was asked for
-        self._heard_ns = {True: 0, False: 0}  # when the last word to it comes, and the last one from it
         self.server = EngineServer(loop=self.loop, arena=arena, tell=self._tell, on_over=self._leave)
-        self._at(True, self._begin, engines.delay_ns(_START_NS))
+        self._line.start(self._begin)
 
-    def _at(self, to_engine: bool, call: Callable[[], None], delay_ns: int | None = None) -> None:
-        """Have something done at one of the two ends, later than all that was before."""
-        timeline = self._engines.timeline
-        delay = self._engines.delay_ns(_LINE_NS) if delay_ns is None else delay_ns
-        at_ns = self._heard_ns[to_engine] = max(self._heard_ns[to_engine], timeline.now_ns + delay)
-        timeline.at(at_ns, self._do, to_engine, call)
-
-    def _do(self, to_engine: bool, call: Callable[[], None]) -> None:
-        loop = self.loop if to_engine else self._program
-        if not loop.dead and not (to_engine and self.gone):
-            loop.call_soon(call)
+    @property
+    def gone(self) -> bool:
+        """Whether the process has ended."""
+        return self._line.gone
 
     def _begin(self) -> None:
         async def open_engine() -> None:
@@ -183,10 +168,10 @@ class SimEngineProcess:
 
     def send(self, data: bytes) -> None:
         if not self._closed:
-            self._at(True, lambda: self.server.hear(data))
+            self._line.to_started(lambda: self.server.hear(data))
 
     def _tell(self, data: bytes) -> None:
-        self._at(False, lambda: self._hear(data))
+        self._line.to_starter(lambda: self._hear(data))
 
     def _hear(self, data: bytes) -> None:
         if not self._closed:
@@ -194,7 +179,7 @@ class SimEngineProcess:
 
     def hear_of_end(self) -> None:
         """The program is told that the process has ended."""
-        self._at(False, self._hear_end)
+        self._line.to_starter(self._hear_end)
 
     def _hear_end(self) -> None:
         if not self._closed:
@@ -213,7 +198,7 @@ class SimEngineProcess:
             self.die()
             return
         self._over = self._program.create_future()
-        self._at(True, self._end_of_line)
+        self._line.to_started(self._end_of_line)
         await self._over
 
     def _end_of_line(self) -> None:
@@ -230,13 +215,13 @@ class SimEngineProcess:
     def die(self) -> None:
         """It is there no more."""
         if not self.gone:
-            self.gone = True
+            self._line.gone = True
             for each in self.sockets:
                 each.close()
             self.loop.die()
             self._engines.on_end(self._node)
             if self._over is not None:  # however it ended while its end was waited for
-                self._at(False, self._tell_over)
+                self._line.to_starter(self._tell_over)
 
     def _tell_over(self) -> None:
         if self._over is not None and not self._over.done():

@@ -31,6 +31,7 @@ import xxhash
 
 from quicoll.lanes.orders import LaneOver, LaneReceive, LaneSend
 from quicoll.lanes.worker import LaneWorker
+from quicoll.sim.line import SimLine
 from quicoll.sim.misconduct import spoilt
 from quicoll_transport.endpoint import Endpoint, EndpointConfig
 from quicoll_transport.errors import TransportError
@@ -58,8 +59,6 @@ if TYPE_CHECKING:
 __all__ = ["SimLanes"]
 
 _SLOTS = 3  # so few that some messages find none
-_START_NS = (1_000_000, 300_000_000)
-_LINE_NS = (2_000, 300_000)
 _SLOW_NS = 500_000_000
 
 
@@ -110,11 +109,6 @@ class SimLanes:
         self.wrong.pop(node, None)
         for lane in self.of.get(node, []):
             lane.mend()
-
-    def delay_ns(self, between: tuple[int, int]) -> int:
-        """Draw a time; most are short."""
-        least, most = between
-        return least + int((most - least) * self.draw.random() ** 4)
 
 
 class _SimLaneHost:
@@ -173,17 +167,16 @@ class _SimLane:
     ) -> None:
         self.number = number
         self.memory = _Places(settings.largest, settings.slots)
-        self.gone = False
         self._lanes = lanes
         self._node = machine.name
         self._lies_to, self._lied = machine.lies_to, machine.lied_by_lanes
         self._engine = machine.loop
         self._loop = HostLoop(lanes.timeline, machine.host, machine.loop.interface)
+        self._line = SimLine(lanes.timeline, lanes.draw, starter=self._engine, started=self._loop)
         self._on_report = on_report
         self._on_end = on_end
         self._closed = False
         self._over: asyncio.Future[None] | None = None  # whom its end is told to that was asked for
-        self._heard_ns = {True: 0, False: 0}  # when the last order comes, and the last report
         self._credentials = credentials
         self._settings = settings
         self._socket: SimulatedSocket | None = None
@@ -192,19 +185,7 @@ class _SimLane:
         self._faults = Faults(random.Random(lanes.faults.randrange(1 << 62)))  # noqa: S311 - faults, not keys
         self._receives: dict[int, LaneReceive] = {}
         self._worker = LaneWorker(job=credentials.identity.job, memory=self.memory, tell=self._tell)
-        self._at(True, self._begin, lanes.delay_ns(_START_NS))
-
-    def _at(self, to_lane: bool, call: Callable[[], None], delay_ns: int | None = None) -> None:
-        """Have something done at one of the two ends, later than all that was before."""
-        timeline = self._lanes.timeline
-        delay = self._lanes.delay_ns(_LINE_NS) if delay_ns is None else delay_ns
-        at_ns = self._heard_ns[to_lane] = max(self._heard_ns[to_lane], timeline.now_ns + delay)
-        timeline.at(at_ns, self._do, to_lane, call)
-
-    def _do(self, to_lane: bool, call: Callable[[], None]) -> None:
-        loop = self._loop if to_lane else self._engine
-        if not loop.dead and not (to_lane and self.gone):
-            loop.call_soon(call)
+        self._line.start(self._begin)
 
     def _begin(self) -> None:
         settings = self._settings
@@ -236,6 +217,11 @@ class _SimLane:
                 self.suffer(what)
         self._worker.use(self._endpoint)
 
+    @property
+    def gone(self) -> bool:
+        """Whether its process has ended."""
+        return self._line.gone
+
     # -- for the engine ------------------------------------------------------------------------------------------
 
     def order(self, order: LaneOrder) -> None:
@@ -244,7 +230,7 @@ class _SimLane:
             payload[:] = spoilt(payload)
             self._lied[order.number] = xxhash.xxh3_64_intdigest(payload)
         if not self._closed:
-            self._at(True, lambda: self._obey(order))
+            self._line.to_started(lambda: self._obey(order))
 
     def _obey(self, order: LaneOrder) -> None:
         if isinstance(order, LaneReceive):
@@ -257,7 +243,7 @@ class _SimLane:
 
     def renew(self, credentials: Credentials) -> None:
         if not self._closed:
-            self._at(True, lambda: self._rotate(credentials))
+            self._line.to_started(lambda: self._rotate(credentials))
 
     def _rotate(self, credentials: Credentials) -> None:
         if self._endpoint is not None:
@@ -272,7 +258,7 @@ class _SimLane:
         if self.gone:
             return
         self._over = self._engine.create_future()
-        self._at(True, self._end_well)
+        self._line.to_started(self._end_well)
         await self._over
 
     def _end_well(self) -> None:
@@ -290,7 +276,7 @@ class _SimLane:
             received = self._receives.pop(report.number, None)
             if received is not None and report.well and self._spoils():
                 self.memory.place(received.slot, received.nbytes)[self._lanes.faults.randrange(received.nbytes)] ^= 1
-        self._at(False, lambda: self._hear(report))
+        self._line.to_starter(lambda: self._hear(report))
 
     def _spoils(self) -> bool:
         wrong = self._lanes.wrong.get(self._node, {})
@@ -302,7 +288,7 @@ class _SimLane:
 
     def hear_of_end(self) -> None:
         """The engine is told that its process has ended."""
-        self._at(False, self._hear_end)
+        self._line.to_starter(self._hear_end)
 
     def _hear_end(self) -> None:
         if not self._closed:
@@ -325,12 +311,12 @@ class _SimLane:
     def die(self) -> None:
         """Not one more line of it runs."""
         if not self.gone:
-            self.gone = True
+            self._line.gone = True
             self._loop.die()
             if self._socket is not None:
                 self._socket.close()
             if self._over is not None:  # however it ended while its end was waited for
-                self._at(False, self._tell_over)
+                self._line.to_starter(self._tell_over)
 
     def _tell_over(self) -> None:
         if self._over is not None and not self._over.done():
