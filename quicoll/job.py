@@ -89,7 +89,7 @@ class Job:
         self.config = config
         self._engine = engine
         self._runtime = runtime
-        self._context = CallContext(config, engine, runtime, view)
+        self._context = CallContext(config, engine, runtime, view, engine.result_memory)
         self.group = Group(self._context)
         self._state = RankState()
         self._stop = stop or StopRequest()

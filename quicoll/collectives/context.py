@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from quicoll.engine.rows import CallRow, Settle
     from quicoll.engine.runtime import Runtime
     from quicoll.membership.view import View
+    from quicoll.numerics.dtypes import Array
     from quicoll.numerics.feedback import ErrorFeedback
 
     Numbered: TypeAlias = asyncio.Future[int] | concurrent.futures.Future[int]
@@ -177,7 +178,15 @@ class CallContext:
     called, where the job is audited. lock: held while anything of this changes. recycler: lends results their
     memory."""
 
-    def __init__(self, config: Config, engine: EngineFace, runtime: Runtime, view: View) -> None:
+    def __init__(
+        self,
+        config: Config,
+        engine: EngineFace,
+        runtime: Runtime,
+        view: View,
+        memory: Callable[[int], Array] | None = None,
+    ) -> None:
+        """memory: gives that of large results; None: malloc does."""
         self.config = config
         self.engine = engine
         self.runtime = runtime
@@ -186,7 +195,7 @@ class CallContext:
         self.undecided: int | None = None
         self.auditor: Auditor | None = None
         self.lock = threading.RLock()
-        self.recycler = Recycler()
+        self.recycler = Recycler() if memory is None else Recycler(allocate=memory)
         self._pid = os.getpid()
         self._ids: dict[int, str] = {}  # of the present view's groups and channels, and what they are the ids of
         self._splits: dict[int, int] = {}  # by group: how often it has been split in the present view

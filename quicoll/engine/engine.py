@@ -350,6 +350,11 @@ class Engine:
 
     # -- what callers ask for ------------------------------------------------------------------------------------
 
+    @property
+    def result_memory(self) -> None:
+        """None: results may be in any memory of this process."""
+        return
+
     async def wait_view(
         self, timeout: float | None, *, joining: bool = False, after: int = 0
     ) -> View | JobOver | Dismissal | FreeToLeave:

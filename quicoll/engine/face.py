@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from quicoll.errors import QuicollError
     from quicoll.membership.member.actions import Dismissal, FreeToLeave, JobOver
     from quicoll.membership.view import View
+    from quicoll.numerics.dtypes import Array
     from quicoll.observability.flight_signals import FlightFace
     from quicoll.observability.stragglers import Straggler
     from quicoll_transport.events import LinkSnapshot
@@ -54,6 +55,12 @@ class EngineFace(Protocol):
     @property
     def view_at_work(self) -> int:
         """From any thread."""
+        ...
+
+    @property
+    def result_memory(self) -> Callable[[int], Array] | None:
+        """What gives memory for results of which the engine is to write some, as `Recycler` takes it; None: any is
+        fine."""
         ...
 
     async def wait_view(

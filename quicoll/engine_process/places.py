@@ -6,12 +6,11 @@ program's arena (quicoll.local.arena), of which tensors of `quicoll.empty` are p
               end, where that was a good one: of a call that has failed nothing is seen
 
 Invariant: memory that a call was told of is used for nothing else before its end was told, or the process has ended.
-What was used is kept for the next calls, _KEPT bytes of it at most: fresh pages cost more than what they are copied to.
+What was used is kept for the next calls of its size, _KEPT bytes of it at most: fresh pages cost more than a copy.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
@@ -19,6 +18,7 @@ import numpy as np
 from quicoll.engine.calls import Work
 from quicoll.engine_process.words import WorkWord
 from quicoll.numerics.bundle import Joined
+from quicoll.numerics.recycled import Recycler
 from quicoll.numerics.reduce import ReduceOp
 from quicoll.numerics.type_names import type_name, type_named
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 __all__ = ["CallMemory", "Lending", "TensorPlaces", "work_of"]
 
 _KEPT: Final = 128 << 20
-_LEAST: Final = 1 << 16
 _NOWHERE: Final[ArenaPlace] = (1, 0)
 
 
@@ -83,8 +82,7 @@ class TensorPlaces:
         """
         self._arena = arena
         self._plans = plans
-        self._kept: OrderedDict[int, list[Array]] = OrderedDict()  # by size, that used last at the end
-        self._kept_bytes = 0
+        self._recycler = Recycler(_KEPT, allocate=arena.take)
 
     def of(self, work: Work) -> CallMemory:
         """Return the memory of a call, with what it reads in it.
@@ -99,26 +97,12 @@ class TensorPlaces:
         output, copy = work.output, None
         place = self._place(output)
         if place is None:
-            copy = self._take(output.nbytes)
+            copy = self._recycler.take(output.nbytes)
             taken.append(copy)
             place = self._arena.place(copy), output.nbytes
         number, told = self._plans.word(work.plan)
         word = WorkWord(number, told, type_name(work.dtype), type_name(work.acc), work.op.value, inputs, place)
         return CallMemory(word, taken, output, copy)
-
-    def give_back(self, memory: CallMemory) -> None:
-        """Take back what a call had that is over."""
-        for each in memory.taken:
-            self._kept.setdefault(each.nbytes, []).append(each)
-            self._kept.move_to_end(each.nbytes)
-            self._kept_bytes += each.nbytes
-        memory.taken.clear()
-        while self._kept_bytes > _KEPT:
-            size = next(iter(self._kept))
-            self._kept[size].pop()
-            self._kept_bytes -= size
-            if not self._kept[size]:
-                del self._kept[size]
 
     def _input(self, given: Array | Joined, taken: list[Array]) -> tuple[ArenaPlace, ...]:
         pieces = given.pieces(0, given.size) if isinstance(given, Joined) else [given]
@@ -127,7 +111,7 @@ class TensorPlaces:
         if len(known) == len(places):
             return tuple(known)
         nbytes = sum(each.nbytes for each in pieces)
-        memory = self._take(nbytes)
+        memory = self._recycler.take(nbytes)
         taken.append(memory)
         at = 0
         for each in pieces:
@@ -141,18 +125,6 @@ class TensorPlaces:
             return _NOWHERE
         place = self._arena.place(values) if values.flags.c_contiguous else 0
         return (place, values.nbytes) if place else None
-
-    def _take(self, nbytes: int) -> Array:
-        step = max(_LEAST, 1 << max(0, nbytes.bit_length() - 4))  # an eighth more at most: sizes that are alike are one
-        size = -(-nbytes // step) * step
-        kept = self._kept.get(size)
-        if not kept:
-            return self._arena.take(size)
-        self._kept_bytes -= size
-        memory = kept.pop()
-        if not kept:
-            del self._kept[size]
-        return memory
 
 
 def work_of(word: WorkWord, arena: Lending, plans: ValuesHeard[Plan]) -> Work:

@@ -71,6 +71,7 @@ from quicoll.engine_process.words import (
 )
 from quicoll.errors import LocalError, QuicollError
 from quicoll.lanes.shown import shown
+from quicoll.numerics.recycled import of_malloc
 from quicoll.observability.events import Event
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ if TYPE_CHECKING:
     from quicoll.engine_process.words import EngineWord, ErrorWord, ProgramWord, WorkWord
     from quicoll.membership.member.actions import Dismissal, FreeToLeave, JobOver
     from quicoll.membership.view import View
+    from quicoll.numerics.dtypes import Array
     from quicoll.observability.events import Observers
     from quicoll.observability.stragglers import Straggler
     from quicoll_transport.events import LinkSnapshot
@@ -104,7 +106,10 @@ class ServingProcess(Protocol):
     """The engine's process, or what a simulation has in its place."""
 
     def send(self, data: bytes) -> None: ...
-    def kill(self) -> None: ...
+    def end(self, why: str) -> None:
+        """End it; `EngineProxy.process_ended` is called with `why` when it touches no memory any more."""
+        ...
+
     async def aclose(self) -> None: ...
 
 
@@ -144,6 +149,7 @@ class EngineProxy:
         self._answers: dict[int, Callable[[bytes, ErrorWord | None], None]] = {}
         self._calls: dict[int, _ProxyCall] = {}
         plans = ValuesTold(plan_row)
+        self._arena = arena
         self._places = TensorPlaces(arena, plans)
         self._networks = ValuesHeard(network_of)
         self._links = ProxyLinks(loop=loop, tell=self.tell, next_number=self.next_number, on_end=self._link_ended)
@@ -181,6 +187,13 @@ class EngineProxy:
     def config(self) -> Config:
         """The settings of this rank, with those that it took from the coordinator."""
         return self._config
+
+    def result_memory(self, nbytes: int) -> Array:
+        """Return memory for a result, which the engine writes where it is; any, where the arena has no more of it."""
+        try:
+            return self._arena.take(nbytes)
+        except MemoryError:
+            return of_malloc(nbytes)
 
     def soon(self, work: Callable[[], None]) -> None:
         """Have something done on the loop, from any thread."""
@@ -346,9 +359,7 @@ class EngineProxy:
             self._signs = min(self._signs, 1)  # this process stood still
         overdue = self._signs > 1 and any(call.deadline < now for call in self._calls.values())
         if (self._signs >= _MISSED or overdue) and self._process is not None:
-            silent = self._signs * pause
-            self._process.kill()
-            self.process_ended(f"it has given no sign of life for {silent:g} s")
+            self._process.end(f"it has given no sign of life for {self._signs * pause:g} s")
             return
         self._signs += 1
         self.tell(SignOfLife())
@@ -418,10 +429,6 @@ class EngineProxy:
     def make_memory(self, call: Call, known: Known) -> CallMemory:
         """Return the memory of a call. Raises whatever making it raises."""
         return self._places.of(call.make(known))
-
-    def give_back(self, memory: CallMemory) -> None:
-        """Take back what a call had that is over."""
-        self._places.give_back(memory)
 
     def _make_work(self, word: MakeWork) -> None:
         network = None if not word.network else self._networks.value(word.network, word.told)
@@ -620,8 +627,7 @@ class _ProxyCall:
         except Exception as failed:  # of the operation: the others have not heard of it
             self._proxy.failed(self._view_id, failed)
             error = failed
-        if memory is not None:
-            self._proxy.give_back(memory)
+        self._memory = None
         self._ended(None if error is not None else word.seq, error)
 
 

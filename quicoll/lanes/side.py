@@ -63,6 +63,7 @@ class SideProcess:
         self._on_message = on_message
         self._on_end = on_end
         self._told = False
+        self._why = ""  # it is ended from here
         self._process: subprocess.Popen[bytes] | None = None
         self._process_end = -1  # its pidfd
         self._gone: asyncio.Future[None] = loop.create_future()  # and its status taken
@@ -128,7 +129,9 @@ class SideProcess:
         status = process.wait()
         if not self._gone.done():
             self._gone.set_result(None)
-        self.fail(f"its process has ended ({f'signal {-status}' if status < 0 else f'exit status {status}'})")
+        self.fail(
+            self._why or f"its process has ended ({f'signal {-status}' if status < 0 else f'exit status {status}'})"
+        )
 
     def _heard(self, data: bytes) -> None:
         if not self._told:
@@ -149,6 +152,15 @@ class SideProcess:
     def _end_process(self) -> None:
         if self._process is not None and not self._gone.done():
             self._process.kill()
+
+    def end(self, why: str) -> None:
+        """End it at once, and say why when it is gone: then it touches nothing any more that it had of this process."""
+        self._why = why
+        if self._process is None:
+            self.fail(why)
+            return
+        self._end_process()
+        self._loop.call_later(_END_S, self.fail, why)  # one that the system does not end touches nothing either
 
     @property
     def pid(self) -> int | None:

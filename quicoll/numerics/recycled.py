@@ -33,6 +33,8 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from quicoll.numerics.dtypes import Array
 
 __all__ = ["LEAST_RECYCLED", "MOST_KEPT", "Lease", "Recycler"]
@@ -48,11 +50,16 @@ class _Block:
 
     __slots__ = ("address", "memory", "nbytes")
 
-    def __init__(self, nbytes: int) -> None:
-        self.memory = np.empty(nbytes + mmap.PAGESIZE, np.uint8)
-        start: int = self.memory.__array_interface__["data"][0]
+    def __init__(self, memory: Array, nbytes: int) -> None:
+        start: int = memory.__array_interface__["data"][0]
+        self.memory = memory
         self.address = start + -start % mmap.PAGESIZE
         self.nbytes = nbytes
+
+
+def of_malloc(nbytes: int) -> Array:
+    """Return memory in which so many bytes are on a page's border."""
+    return np.empty(nbytes + mmap.PAGESIZE, np.uint8)
 
 
 class Leasable(Protocol):
@@ -97,15 +104,17 @@ class Lease(Generic[B]):
 class Recycler:
     """See the module's head. Any thread may use it."""
 
-    __slots__ = ("_kept", "_most")
+    __slots__ = ("_allocate", "_kept", "_most")
 
-    def __init__(self, most: int = MOST_KEPT) -> None:
+    def __init__(self, most: int = MOST_KEPT, *, allocate: Callable[[int], Array] = of_malloc) -> None:
         """Keep nothing yet.
 
         Args:
             most: Bytes that are kept at most.
+            allocate: Gives memory of uint8 in which so many bytes are on a page's border, or raises MemoryError.
         """
         self._most = most
+        self._allocate = allocate
         self._kept: dict[_Block, None] = {}  # the one that came back first, first
 
     @property
@@ -124,7 +133,7 @@ class Recycler:
         for block in reversed(list(self._kept)):  # what came back last is still in a cache
             if block.nbytes == nbytes and self._kept.pop(block, self) is None:
                 return self._lent(block)
-        return self._lent(_Block(nbytes))
+        return self._lent(_Block(self._allocate(nbytes), nbytes))
 
     def _lent(self, block: _Block) -> Array:
         lease: Any = Lease(block, self)

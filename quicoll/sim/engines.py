@@ -186,9 +186,10 @@ class SimEngineProcess:
             self._closed = True
             self._proxy.process_ended("its process has ended (signal 9)")
 
-    def kill(self) -> None:
+    def end(self, why: str) -> None:
         self._closed = True
         self.die()
+        self._proxy.process_ended(why)
 
     async def aclose(self) -> None:
         self._closed = True

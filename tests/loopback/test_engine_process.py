@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -137,18 +138,26 @@ async def test_operations_and_steps_of_engines_in_processes_and_in_threads_go_to
     assert {event.node for event in events if event.kind == "view_installed"} >= {f"worker-{i}" for i in range(3)}
 
 
-async def test_what_lies_in_memory_of_quicoll_empty_is_neither_copied_in_nor_out() -> None:
+async def test_what_lies_in_memory_of_quicoll_empty_is_not_copied_and_no_large_result_is() -> None:
     async with cluster(2, engine="process") as jobs:
         given = [quicoll.empty(ELEMENTS, np.float32) for _ in jobs]
         outs = [quicoll.empty(ELEMENTS, np.float32) for _ in jobs]
         for job, x in zip(jobs, given, strict=True):
             x[:] = job.rank + 1
         places = [job.internals.engine._places for job in jobs]
+        copied: list[int] = []
         for each in places:
-            each._take = lambda nbytes: pytest.fail(f"{nbytes} bytes are copied")
+            take = each._recycler.take
+            each._recycler = SimpleNamespace(take=lambda nbytes, take=take: copied.append(nbytes) or take(nbytes))
         calls = zip(jobs, given, outs, strict=True)
         await asyncio.gather(*(job.group.all_reduce(x, out=out) for job, x, out in calls))
         assert all((out == 3).all() for out in outs)
+        calls = zip(jobs, given, strict=True)
+        assert all((out == 3).all() for out in await asyncio.gather(*(job.group.all_reduce(x) for job, x in calls)))
+        assert copied == []
+        small = [np.ones(5_000), np.ones(5_000)]
+        await asyncio.gather(*(job.group.all_reduce(x) for job, x in zip(jobs, small, strict=True)))
+        assert copied == [40_000] * 4
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])

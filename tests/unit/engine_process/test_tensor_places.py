@@ -16,6 +16,7 @@ from quicoll.local.arena import arena_here
 from quicoll.local.sealing import unusable
 from quicoll.numerics.bundle import Joined
 from quicoll.numerics.dtypes import FLOAT32, FLOAT64
+from quicoll.numerics.recycled import Recycler
 from quicoll.numerics.reduce import ReduceOp
 
 pytestmark = pytest.mark.skipif(bool(unusable()), reason=unusable() or "there is shared memory")
@@ -96,33 +97,28 @@ def test_what_is_not_contiguous_or_is_nothing_is_fine(both: Both) -> None:
 
 def test_memory_of_a_call_that_is_over_is_used_again_and_that_of_one_under_way_is_not(both: Both) -> None:
     x, out = np.ones(SIZE, np.float32), np.empty(SIZE, np.float32)
-    first, _ = both.call([x], out)
-    second, _ = both.call([x], out)
+    first, second = both.call([x], out)[0], both.call([x], out)[0]
     used = [each.__array_interface__["data"][0] for each in (*first.taken, *second.taken)]
     assert len(set(used)) == 4
-    both.places.give_back(first)
-    third, _ = both.call([x], out)
+    del first
+    third = both.call([x], out)[0]
     assert {each.__array_interface__["data"][0] for each in third.taken} == set(used[:2])
-    both.places.give_back(second)
-    both.places.give_back(second)  # another time nothing comes of it
-    fourth, fifth = both.call([x], out)[0], both.call([x], out)[0]
-    last = [each.__array_interface__["data"][0] for each in (*third.taken, *fourth.taken, *fifth.taken)]
+    fourth = both.call([x], out)[0]
+    last = [each.__array_interface__["data"][0] for call in (second, third, fourth) for each in call.taken]
     assert len(set(last)) == 6
 
 
-def test_so_much_is_kept_and_not_more(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quicoll.engine_process.places._KEPT", 1 << 20)
-    out = both.empty(1)
-    calls = [both.call([np.ones(size, np.float32)], out)[0] for size in (1 << 15, 1 << 16, 1 << 17, 1 << 18)]
-    for each in calls:
-        both.places.give_back(each)
-    assert both.places._kept_bytes == sum(size * len(kept) for size, kept in both.places._kept.items())
-    assert both.places._kept_bytes <= 1 << 20
-    assert both.places._kept  # the last ones are
+def test_a_result_whose_memory_the_engine_has_is_written_where_it_is(both: Both) -> None:
+    out = Recycler(allocate=both.arena.take).take(4 * SIZE).view(np.float32)
+    memory, work = both.call([both.empty(SIZE)], out)
+    assert memory.taken == []
+    work.output[:] = 8
+    memory.bring()
+    assert (out == 8).all()
 
 
 def test_no_memory_is_an_error_before_anything_is_told(both: Both) -> None:
-    both.places._arena = Full()
+    both.places = TensorPlaces(Full(), ValuesTold(plan_row))
     with pytest.raises(MemoryError, match="full"):
         both.call([np.ones(SIZE, np.float32)], both.empty(1))
 
