@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from quicoll.errors import JobDone, LocalError, QuicollError
+from quicoll.errors import JobDone, LocalError, QuicollError, StepAborted
 from quicoll.sim import Settings, Simulation
 from quicoll.sim.scenario.engines import engines_of
 from quicoll.sim.scenario.events import ENGINE_FAULTS, EngineFault
@@ -144,6 +144,28 @@ def test_the_peers_of_an_engine_that_ends_lose_one_view_and_no_step() -> None:
     assert outcome.error is None, outcome.error
     assert ends == ["worker-2 was lost: nothing listens at its address any more"]
     assert len(trained.states) == 3
+
+
+def test_a_plan_of_a_call_that_is_refused_is_known_when_it_is_called_again() -> None:
+    """Views end for nothing while ranks compute, so calls come when their view is over, and again in the next one."""
+    refused: list[str] = []
+
+    async def worker(job: Job) -> None:
+        while job.committed_step < 12:
+            try:
+                async with job.step() as step:
+                    await asyncio.sleep(0.1)
+                    x = np.full(1_000 + step.number, 1.0)  # of which no plan was told before
+                    assert (await job.group.all_reduce(x, algorithm="tree")).sum() == job.world_size * x.size
+            except StepAborted as error:
+                refused.append(str(error))
+
+    sim = Simulation(worker, seed=4, settings=Settings(ranks=3, engine_processes=3, **QUICK))
+    sim.at(0.2).alarm(1, 0.23)
+    sim.at(1.6).heal()
+    outcome = sim.run()
+    assert outcome.error is None, outcome.error
+    assert len(refused) > 3
 
 
 def test_a_fault_of_an_engine_needs_one_that_has_a_process() -> None:
