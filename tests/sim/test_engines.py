@@ -151,12 +151,15 @@ def test_a_plan_of_a_call_that_is_refused_is_known_when_it_is_called_again() -> 
     refused: list[str] = []
 
     async def worker(job: Job) -> None:
+        state = {"n": 0}
+        job.register_state(lambda: state, state.update)
         while job.committed_step < 12:
             try:
                 async with job.step() as step:
                     await asyncio.sleep(0.1)
                     x = np.full(1_000 + step.number, 1.0)  # of which no plan was told before
                     assert (await job.group.all_reduce(x, algorithm="tree")).sum() == job.world_size * x.size
+                    step.on_commit(lambda number=step.number: state.update(n=number))
             except StepAborted as error:
                 refused.append(str(error))
 
