@@ -10,9 +10,9 @@ What stays here is what the program computes anyway: inputs are copied, unless t
 to read and to write for each operation, whatever its size.
 
 Signs of life. Deadlines are the engine's, so a process that stands still would hold the program for ever. While
-anything waits it is asked for a sign four times in `lost_after`, and ended after twice that time without one: then its
-peers have missed it as well. It is ended sooner where it gives no sign and a deadline has passed. Questions that come
-late do not count: then it was this process that stood still.
+anything waits it is asked for a sign four times in `lost_after`, and in a second, and ended after twice `lost_after`
+without one: then its peers have missed it as well. It is ended sooner where it gives no sign and a deadline has passed.
+Questions that come late do not count: then it was this process that stood still.
 
 Invariants: each call ends once, by its answer or with the process; memory that the engine was told of is used for
 nothing else before that; a result is where it belongs before its caller hears of it.
@@ -98,8 +98,7 @@ __all__ = ["EngineProxy", "ServingProcess"]
 
 log = logging.getLogger("quicoll")
 
-_ASKED: Final = 4  # times in `lost_after`
-_MISSED: Final = 2 * _ASKED
+_ASKED: Final = 4  # times in `lost_after`, and in a second
 
 
 class ServingProcess(Protocol):
@@ -346,20 +345,26 @@ class EngineProxy:
 
     def _ask_signs(self) -> None:
         if self._asking is None:
-            pause = self._config.lost_after / _ASKED
+            pause = self._pause
             self._asking = self._loop.call_later(pause, self._ask_sign, self._loop.time() + pause)
+
+    @property
+    def _pause(self) -> float:
+        """Seconds between two questions for a sign."""
+        return min(1.0, self._config.lost_after) / _ASKED
 
     def _ask_sign(self, due: float) -> None:
         self._asking = None
         if self._gone is not None or not (self._answers or self._calls):
             self._signs = 0
             return
-        now, pause = self._loop.time(), self._config.lost_after / _ASKED
+        now, pause = self._loop.time(), self._pause
         if now - due >= pause / 2:
             self._signs = min(self._signs, 1)  # this process stood still
         overdue = self._signs > 1 and any(call.deadline < now for call in self._calls.values())
-        if (self._signs >= _MISSED or overdue) and self._process is not None:
-            self._process.end(f"it has given no sign of life for {self._signs * pause:g} s")
+        silent = self._signs * pause
+        if (silent >= 2 * self._config.lost_after or overdue) and self._process is not None:
+            self._process.end(f"it has given no sign of life for {silent:g} s")
             return
         self._signs += 1
         self.tell(SignOfLife())

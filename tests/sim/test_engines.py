@@ -146,6 +146,18 @@ def test_the_peers_of_an_engine_that_ends_lose_one_view_and_no_step() -> None:
     assert len(trained.states) == 3
 
 
+def test_an_engine_that_hangs_holds_no_call_beyond_its_deadline() -> None:
+    """Which comes before its peers would miss it; the checker holds every call to that."""
+    trained = Trained()
+    settings = Settings(ranks=3, engine_processes=3, **{**QUICK, "lost_after": 4.0}, timeout=1.0)
+    sim = Simulation(trained, seed=1, settings=settings)
+    sim.at(0.55).engine(1, "hang")
+    outcome = sim.run()
+    assert outcome.error is None, outcome.error
+    assert [(node, type(error)) for node, error in trained.errors] == [("worker-1", LocalError)]
+    assert "no sign of life for" in str(trained.errors[0][1])
+
+
 def test_a_plan_of_a_call_that_is_refused_is_known_when_it_is_called_again() -> None:
     """Views end for nothing while ranks compute, so calls come when their view is over, and again in the next one."""
     refused: list[str] = []
