@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 __all__ = ["SimEngineProcess", "SimEngines"]
 
+_OPEN_S = 10.0  # for a process to be there; a real one has a minute, for imports
+
 
 class SimEngines:
     """All engines of a world that are in processes of their own. wall_clock: date and time."""
@@ -88,7 +90,7 @@ class SimEngines:
         proxy.use(process)
         proxy.endpoint.credentials = credentials
         try:
-            await proxy.opening(config.join_timeout)
+            await proxy.opening(_OPEN_S)
         except BaseException:
             await proxy.aclose("not joined")
             raise
