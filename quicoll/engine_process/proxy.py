@@ -156,6 +156,7 @@ class EngineProxy:
         self._asking: asyncio.TimerHandle | None = None
         self.view_at_work = 0
         self.opened: asyncio.Future[None] = loop.create_future()
+        self.opened.add_done_callback(lambda done: done.cancelled() or done.exception())  # whoever has given up waiting
         self.observers = ProxyObservers(self)
         self.endpoint = ProxyEndpoint(wall_clock)
         self.voting = ProxyVoting(self)
