@@ -454,7 +454,7 @@ class Communicator:
             if work is None:
                 raise error or AssertionError("neither work nor an error")
             self._execute(operation, work)
-        except Exception as failed:
+        except Exception as failed:  # whatever it is, the operation ends by it, as in `_advance`
             self._fail_operation(operation, failed)
         else:
             self._loop.call_soon(self._advance, operation)

@@ -6,7 +6,8 @@ program's arena (quicoll.local.arena), of which tensors of `quicoll.empty` are p
               end, where that was a good one: of a call that has failed nothing is seen
 
 Invariant: memory that a call was told of is used for nothing else before its end was told, or the process has ended.
-What was used is kept for the next calls of its size, _KEPT bytes of it at most: fresh pages cost more than a copy.
+What was used is kept for the next calls of about its size, _KEPT bytes of it at most: fresh pages cost more than a
+copy. Sizes are rounded up, so that calls of ever other sizes keep few blocks, which are looked through.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["CallMemory", "Lending", "TensorPlaces", "work_of"]
 
 _KEPT: Final = 128 << 20
+_LEAST: Final = 64 << 10
 _NOWHERE: Final[ArenaPlace] = (1, 0)
 
 
@@ -97,7 +99,7 @@ class TensorPlaces:
         output, copy = work.output, None
         place = self._place(output)
         if place is None:
-            copy = self._recycler.take(output.nbytes)
+            copy = self._take(output.nbytes)
             taken.append(copy)
             place = self._arena.place(copy), output.nbytes
         number, told = self._plans.word(work.plan)
@@ -111,7 +113,7 @@ class TensorPlaces:
         if len(known) == len(places):
             return tuple(known)
         nbytes = sum(each.nbytes for each in pieces)
-        memory = self._recycler.take(nbytes)
+        memory = self._take(nbytes)
         taken.append(memory)
         at = 0
         for each in pieces:
@@ -125,6 +127,10 @@ class TensorPlaces:
             return _NOWHERE
         place = self._arena.place(values) if values.flags.c_contiguous else 0
         return (place, values.nbytes) if place else None
+
+    def _take(self, nbytes: int) -> Array:
+        step = max(_LEAST, 1 << max(0, nbytes.bit_length() - 4))  # an eighth more at most, or the least
+        return self._recycler.take(-(-nbytes // step) * step)
 
 
 def work_of(word: WorkWord, arena: Lending, plans: ValuesHeard[Plan]) -> Work:

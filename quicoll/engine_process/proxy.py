@@ -21,6 +21,7 @@ nothing else before that; a result is where it belongs before its caller hears o
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 from dataclasses import replace
@@ -197,7 +198,8 @@ class EngineProxy:
 
     def soon(self, work: Callable[[], None]) -> None:
         """Have something done on the loop, from any thread."""
-        self._loop.call_soon_threadsafe(work)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: a signal that comes as the job ends
+            self._loop.call_soon_threadsafe(work)
 
     # -- words ---------------------------------------------------------------------------------------------------
 

@@ -108,6 +108,16 @@ def test_memory_of_a_call_that_is_over_is_used_again_and_that_of_one_under_way_i
     assert len(set(last)) == 6
 
 
+def test_calls_of_ever_other_sizes_keep_few_blocks(both: Both) -> None:
+    out = np.empty(1, np.float32)
+    for size in range(1, 3_000, 7):
+        both.call([np.ones(size, np.float32)], out)
+    assert both.places._recycler.kept <= 4 << 16
+    for size in range(1 << 20, 1 << 21, 9_999):  # of twice the size at most
+        both.call([np.ones(size, np.float32)], out)
+    assert len(both.places._recycler._kept) <= 4 + 9
+
+
 def test_a_result_whose_memory_the_engine_has_is_written_where_it_is(both: Both) -> None:
     out = Recycler(allocate=both.arena.take).take(4 * SIZE).view(np.float32)
     memory, work = both.call([both.empty(SIZE)], out)
