@@ -33,7 +33,6 @@ import asyncio
 import concurrent.futures
 import contextlib
 import logging
-import os
 import sys
 import threading
 import time
@@ -42,6 +41,7 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Protocol, TypeAlias, TypeVar
 
+from quicoll import forks
 from quicoll.engine.answers import (
     Begin,
     CallAnswer,
@@ -123,7 +123,7 @@ class ThreadRuntime:
             self.loop: asyncio.AbstractEventLoop = asyncio.SelectorEventLoop(self._selector)
         else:
             self.loop = loop_factory()
-        self._pid = os.getpid()
+        self._pid = forks.pid
         self.ask_s = ask_s
         self._settled: deque[tuple[CallAnswer, Any, BaseException | None]] = (
             deque()
@@ -208,7 +208,7 @@ class ThreadRuntime:
 
     def _cross(self, answer: CallAnswer | None, start: _Begin, sender: Gathering | None) -> None:
         selector = self._selector
-        refused = self._refusal() if os.getpid() != self._pid or threading.get_ident() == self._ident else ""
+        refused = self._refusal() if forks.pid != self._pid or threading.get_ident() == self._ident else ""
         if not refused:
             try:
                 with self._lock:
@@ -336,7 +336,7 @@ class ThreadRuntime:
         return answer.done()
 
     def _refusal(self) -> str:
-        if os.getpid() != self._pid:
+        if forks.pid != self._pid:
             return "this process is a fork of the one that joined, whose engine it does not have; join in the child"
         if threading.get_ident() == self._ident:
             return "called from the engine's own thread"
@@ -474,7 +474,7 @@ class ThreadRuntime:
 
     async def aclose(self) -> None:
         """Raises LocalError when the thread does not end, because it is blocked."""
-        if os.getpid() != self._pid:
+        if forks.pid != self._pid:
             return
         with self._lock:
             stopping, self._stopping = self._stopping, True

@@ -9,10 +9,11 @@ minute without work. The child of a fork has none of its parent's threads, and g
 from __future__ import annotations
 
 import logging
-import os
 import queue
 import threading
 from collections.abc import Callable
+
+from quicoll import forks
 
 __all__ = ["run_aside"]
 
@@ -23,7 +24,7 @@ _IDLE_S = 30.0
 
 class _Pool:
     def __init__(self) -> None:
-        self.pid = os.getpid()
+        self.pid = forks.pid
         self._calls: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._idle = 0  # threads that wait for a call, less the calls that are on their way to them
@@ -68,6 +69,6 @@ def run_aside(call: Callable[[], object]) -> None:
         RuntimeError: The interpreter is ending, and no thread can be started.
     """
     global _pool
-    if _pool is None or _pool.pid != os.getpid():
+    if _pool is None or _pool.pid != forks.pid:
         _pool = _Pool()
     _pool.run(call)
