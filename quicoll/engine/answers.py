@@ -15,10 +15,9 @@ import contextvars
 import logging
 import threading
 from asyncio import _get_running_loop  # asyncio offers it to event loops, under this name
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures._base import CANCELLED, CANCELLED_AND_NOTIFIED, FINISHED, PENDING
-from typing import Any, Final, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Protocol, TypeAlias, TypeVar, cast
 
 from quicoll.errors import LocalError
 
@@ -44,7 +43,8 @@ log = logging.getLogger("quicoll")
 
 T = TypeVar("T")
 
-_ENDED = (FINISHED, CANCELLED, CANCELLED_AND_NOTIFIED)
+_CANCELLED = (CANCELLED, CANCELLED_AND_NOTIFIED)
+_ENDED = (FINISHED, *_CANCELLED)
 
 
 class Cancellable(Protocol):
@@ -183,22 +183,31 @@ class OperationAnswer(LoopAnswer[T]):
 class ThreadAnswer(concurrent.futures.Future[T]):
     """For a thread without a loop.
 
-    What a future has from its `__init__` it gets here, but for its condition, which is most of that: it is made where
-    somebody first needs one, the engine at its end or who waits, and not in the call. (A test holds what is set here
-    to what the class sets.) So who is told of its end is in a list of its own: a callback is appended, and then the
-    state is looked at; at the end the state is changed, and then the list is emptied. Whoever takes one out calls it.
+    A future of concurrent.futures makes a condition, which is most of it, and takes that for each question. Here it is
+    made where somebody blocks on it, in his thread while the engine works; who wants to hear of the end by a callback
+    needs none, and who asks for a state that is there takes no lock.
+
+        pending --settle--> finished        pending --cancel--> cancelled --settle--> cancelled, and `wait` told
+
+    `_gate` is held for each of these, so that one of two threads has it, and for nothing else that could take long. Who
+    blocks makes the condition first, and looks at the state then, with the condition; who ends it changes the state
+    first, and looks for a condition then. So one of the two sees the other. It is the same with callbacks: one is
+    appended, and then the state is looked at; the state is changed, and then the list is emptied. Whoever takes one out
+    calls it. (A test holds what is set here to what the class sets.)
     """
 
     begun: Cancellable | None = None
     held = False
     _waits = 0
+    _said = False  # to those who wait for several
+    _state = PENDING
+    _result = _exception = None
+    _done_callbacks: Sequence[Any] = ()  # none ever comes in
 
     def __init__(self, runtime: Home) -> None:
-        self._state = PENDING
-        self._result = self._exception = None
+        self._gate = threading.Lock()
         self._waiters: list[Any] = []
-        self._done_callbacks: list[Any] = []
-        self._told: deque[Callable[[Any], object]] = deque()
+        self._told: list[Callable[[Any], object]] = []
         self._runtime = runtime
 
     def __getattr__(self, name: str) -> Any:
@@ -211,14 +220,36 @@ class ThreadAnswer(concurrent.futures.Future[T]):
         return self._waits > 0
 
     def attend(self, *, ends: bool) -> None:
-        with self._condition:
+        with self._gate:
             self._waits += -1 if ends else 1
         if not ends:
             self._runtime.rouse()
 
+    def done(self) -> bool:
+        return self._state in _ENDED
+
+    def cancelled(self) -> bool:
+        return self._state in _CANCELLED
+
+    def running(self) -> bool:
+        return False
+
+    def result(self, timeout: float | None = None) -> T:
+        if self._state == FINISHED and self._exception is None:
+            return cast("T", self._result)
+        return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        if self._state == FINISHED:
+            return self._exception
+        return super().exception(timeout)
+
     def cancel(self) -> bool:
-        if not super().cancel():
-            return False
+        with self._gate:
+            if self._state == FINISHED:
+                return False
+            if self._state == PENDING:
+                self._state = CANCELLED
         self.tell()
         self._runtime.withdraw(self)
         return True
@@ -229,10 +260,19 @@ class ThreadAnswer(concurrent.futures.Future[T]):
             self.tell()
 
     def tell(self) -> None:
-        """Call who is to be told of an end that is there; nobody twice."""
+        """Wake who blocks on an end that is there, and call who is to be told of it; nobody twice."""
+        condition = self.__dict__.get("_condition")
+        if condition is not None:
+            with condition:
+                condition.notify_all()
+                # Of a cancelled one `wait` and `as_completed` hear when it is settled.
+                if not self._said and self._state != CANCELLED:
+                    self._said = True
+                    for waiter in self._waiters:
+                        self._tell_waiter(waiter)
         while self._told:
             try:
-                callback = self._told.popleft()
+                callback = self._told.pop(0)
             except IndexError:  # another thread has taken the last one
                 return
             try:
@@ -241,13 +281,24 @@ class ThreadAnswer(concurrent.futures.Future[T]):
                 log.exception("what was to be called at the end of an operation raised")
 
     def settle(self, value: Any, error: BaseException | None) -> None:
-        if not self.running() and not self.set_running_or_notify_cancel():  # running: one before was interrupted
-            return
-        if error is not None:
-            self.set_exception(error)
-        else:
-            self.set_result(value)
+        with self._gate:
+            if self._state == PENDING:
+                self._result, self._exception = value, error
+                self._state = FINISHED
+            elif self._state == CANCELLED:
+                self._state = CANCELLED_AND_NOTIFIED
+            else:
+                return
         self.tell()
+
+    def _tell_waiter(self, waiter: Any) -> None:
+        """As Future's own methods do; a waiter is one of concurrent.futures.wait or as_completed."""
+        if self._state == CANCELLED_AND_NOTIFIED:
+            waiter.add_cancelled(self)
+        elif self._exception is not None:
+            waiter.add_exception(self)
+        else:
+            waiter.add_result(self)
 
 
 class HeldAnswer:

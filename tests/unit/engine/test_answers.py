@@ -18,8 +18,9 @@ def test_it_has_what_a_future_has_and_its_condition_when_that_is_needed() -> Non
     answer: ThreadAnswer[int] = ThreadAnswer(HOME)
     future: concurrent.futures.Future[int] = concurrent.futures.Future()
     assert "_condition" not in vars(answer)
-    theirs = {name: value for name, value in vars(future).items() if name != "_condition"}
-    assert {name: vars(answer)[name] for name in theirs} == theirs
+    assert not answer._done_callbacks
+    theirs = {name: value for name, value in vars(future).items() if name not in ("_condition", "_done_callbacks")}
+    assert {name: getattr(answer, name) for name in theirs} == theirs
     assert type(answer._condition) is type(future._condition)
     assert answer._condition is answer._condition
     assert not hasattr(answer, "no_such_thing")
@@ -54,6 +55,78 @@ def test_who_waits_for_it_and_who_is_told_of_its_end_have_what_they_would_of_any
     with pytest.raises(ValueError, match="there"):
         failed.result()
     assert not failed.cancel()
+
+
+def test_who_waits_for_several_hears_of_each_end_once_whatever_it_is() -> None:
+    answers: list[ThreadAnswer[int]] = [ThreadAnswer(HOME) for _ in range(4)]
+    found: concurrent.futures.Future[object] = concurrent.futures.Future()
+
+    def wait() -> None:
+        found.set_result(set(concurrent.futures.as_completed(answers, 60.0)))
+
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    while not all("_condition" in vars(each) and each._waiters for each in answers):
+        pass
+    assert answers[0].cancel()
+    answers[0].add_done_callback(lambda _: None)
+    answers[1].settle(1, None)
+    answers[1].add_done_callback(lambda _: None)  # which looks once more who is to be told
+    answers[2].settle(None, ValueError("there"))
+    assert not found.done()
+    answers[0].settle(0, None)  # `as_completed` hears of a cancelled one when it would have begun
+    answers[3].settle(3, None)
+    assert found.result(60.0) == set(answers)
+    waiter.join(60.0)
+    assert concurrent.futures.wait(answers, 60.0).done == set(answers)
+    assert answers[0].cancelled()
+    with pytest.raises(concurrent.futures.CancelledError):
+        answers[0].result()
+
+
+def test_who_blocks_on_it_while_it_ends_goes_on() -> None:
+    with concurrent.futures.ThreadPoolExecutor(3) as threads:
+        for number in range(300):
+            answer: ThreadAnswer[int] = ThreadAnswer(HOME)
+            together = threading.Barrier(3)
+
+            def block(answer: ThreadAnswer[int] = answer, together: threading.Barrier = together) -> object:
+                together.wait(60.0)
+                try:
+                    return answer.result(60.0)
+                except concurrent.futures.CancelledError:
+                    return "cancelled"
+
+            def end(
+                answer: ThreadAnswer[int] = answer, together: threading.Barrier = together, how: int = number
+            ) -> object:
+                together.wait(60.0)
+                return answer.cancel() if how % 2 else answer.settle(how, None)
+
+            blocked = [threads.submit(block) for _ in range(2)]
+            threads.submit(end).result()
+            assert {each.result() for each in blocked} == {"cancelled" if number % 2 else number}
+
+
+def test_of_an_end_and_a_cancellation_at_the_same_time_one_comes_to_be() -> None:
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        for _ in range(300):
+            answer: ThreadAnswer[int] = ThreadAnswer(HOME)
+            together = threading.Barrier(2)
+
+            def cancel(answer: ThreadAnswer[int] = answer, together: threading.Barrier = together) -> bool:
+                together.wait(60.0)
+                return answer.cancel()
+
+            def end(answer: ThreadAnswer[int] = answer, together: threading.Barrier = together) -> None:
+                together.wait(60.0)
+                answer.settle(1, None)
+
+            cancelled, over = threads.submit(cancel), threads.submit(end)
+            over.result()
+            assert answer.done()
+            assert answer.cancelled() == cancelled.result()
+            assert cancelled.result() or answer.result() == 1
 
 
 def test_who_asks_to_be_told_while_it_ends_is_told_once() -> None:

@@ -601,7 +601,7 @@ async def test_the_inline_runtime_has_no_thread_to_wait_for() -> None:
 
 
 @pytest.mark.parametrize("in_loop", [True, False])
-@pytest.mark.parametrize("after", ["let_go", "settle"])
+@pytest.mark.parametrize("after", ["let_go", "settle", "tell"])
 async def test_an_answer_whose_settling_is_interrupted_is_settled_by_the_engine(
     in_loop: bool, after: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -619,7 +619,7 @@ async def test_an_answer_whose_settling_is_interrupted_is_settled_by_the_engine(
 
         monkeypatch.setattr(runtime, "let_go", interrupted)
     else:
-        name = "settle_here" if in_loop else "set_result"
+        name = "settle_here" if in_loop else after
         monkeypatch.setattr(future, name, lambda *_: pytest.fail("twice") if raised else interrupt())
         raised: list[None] = []
 
