@@ -96,7 +96,8 @@ class GroupView:
     rank: of this rank in the group. ranks: the group's ranks, by their number in it, as ranks of the view. sites: a
     number for the site of each rank. chunk_bytes: as in the job's settings. recycler: of large results' memory; None:
     it is new each time. near: whether its ranks, if they are more than one, hand each other what they can through the
-    memory of their host. prepared: the group's calls in this view.
+    memory of their host. prepared: the group's calls in this view. repeats: of those, small ones that were made as they
+    are made most (quicoll.collectives.reductions, `Repeat`).
     """
 
     view_id: int
@@ -108,6 +109,7 @@ class GroupView:
     recycler: Recycler | None = None
     near: bool = False
     prepared: PreparedCalls = field(default_factory=PreparedCalls)
+    repeats: PreparedCalls = field(default_factory=PreparedCalls)
 
     @property
     def world_size(self) -> int:

@@ -25,7 +25,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import os
 import threading
 import weakref
 from collections import deque
@@ -36,10 +35,11 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast
 
 import xxhash
 
-from quicoll.checks import seconds
+from quicoll import forks
+from quicoll.checks import MAX_SECONDS, seconds
 from quicoll.collectives.operation import flattened
 from quicoll.collectives.subgroups import is_derived
-from quicoll.engine.answers import NO_LOOP, loop_here
+from quicoll.engine.answers import NO_LOOP, attend, loop_here
 from quicoll.engine.rows import NearCall
 from quicoll.errors import LocalError, PeerError, QuicollError
 from quicoll.membership.messages import MAX_GROUPS
@@ -122,6 +122,10 @@ class Pending(Generic[T]):
             near, call = self.near
             near.attend(call, asyncio.get_running_loop())
 
+    def attend_thread(self, *, ends: bool = False) -> None:
+        """A thread waits for it from here on, in a way of its own, or no longer (`ends`)."""
+        attend(self.future, ends=ends)
+
     def settle(self) -> bool:
         """Note the digests of a result that is there. Return whether the operation has ended."""
         future = self.future
@@ -150,6 +154,14 @@ class Pending(Generic[T]):
                         self.operation.feedback.commit()
                     self._result = result
         return self._result
+
+    def take_or_raise(self) -> T:
+        """Return the result of what has ended, the same each time, or raise its error."""
+        future = self.future
+        if future.cancelled():
+            raise self.cancelled()
+        future.result()
+        return self.take()
 
     @property
     def outcome(self) -> str:
@@ -196,7 +208,7 @@ class CallContext:
         self.auditor: Auditor | None = None
         self.lock = threading.RLock()
         self.recycler = Recycler() if memory is None else Recycler(allocate=memory)
-        self._pid = os.getpid()
+        self._pid = forks.pid
         self._ids: dict[int, str] = {}  # of the present view's groups and channels, and what they are the ids of
         self._splits: dict[int, int] = {}  # by group: how often it has been split in the present view
         self._results: dict[tuple[int, int], bytes] = {}
@@ -263,7 +275,7 @@ class CallContext:
 
     def demand_own_process(self) -> None:
         """Raise LocalError in the child of a fork, where the lock may be held by a thread that is not there."""
-        if os.getpid() != self._pid:
+        if forks.pid != self._pid:
             raise LocalError(
                 "this process is a fork of the one that joined, whose engine it does not have; join in the child"
             )
@@ -284,11 +296,14 @@ class CallContext:
         loop = None if threaded else loop_here()
         if loop is None and not threaded:
             raise LocalError(NO_LOOP)
-        if os.getpid() != self._pid:
+        if forks.pid != self._pid:
             self.demand_own_process()
         if self.undecided is not None:
             self._demand_decided()
-        within = self.config.timeout if timeout is None else seconds(timeout)
+        if timeout is None:
+            within = self.config.timeout
+        else:
+            within = timeout if type(timeout) is float and 0 < timeout < MAX_SECONDS else seconds(timeout)
         here, group = operation.here, operation.group_id
         if operation.counts:
             operation.demand_counts()
@@ -325,7 +340,8 @@ class CallContext:
                     or row is None
                     or not self._begin_near(near, row, pending, within, in_loop=not threaded)
                 ):
-                    operation.seal()
+                    if operation.announced and not operation.sealed:
+                        operation.seal()
                     if operation.given and not operation.sealed:
                         pending.read_until_released()
                     start: Start = partial(_start, self.engine, operation, group, within, step, numbered)

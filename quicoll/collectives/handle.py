@@ -131,10 +131,7 @@ class BlockingHandle(Generic[T]):
             raise
         if not ended:
             raise TimeoutError(f"{pending.operation.name} has not ended within {within:g} s; it goes on")
-        if pending.future.cancelled():
-            raise pending.cancelled()
-        pending.future.result()
-        return pending.take()
+        return pending.take_or_raise()
 
 
 def _described(handle: object, pending: Pending[Any], waited: str) -> str:

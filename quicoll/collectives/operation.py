@@ -101,8 +101,7 @@ class Operation(Generic[T]):
 
     def seal(self) -> None:
         """Copy what travels in the announcement, on the caller's thread: from here on its tensors may change."""
-        if self.announced:
-            self.sealed = seal_given(self.payload())
+        self.sealed = seal_given(self.payload())
 
     def result(self) -> T:
         """Return what the caller gets; with `out`, write it there. Raises LocalError where `out` was changed."""

@@ -11,6 +11,7 @@ from quicoll.collectives.base import rows_asked, rows_given, rows_text
 from quicoll.collectives.operation import Operation, flattened
 from quicoll.collectives.shards import Leaves, Shards
 from quicoll.engine.calls import Work
+from quicoll.engine.given import seal_given
 from quicoll.errors import LocalError
 from quicoll.local.large import canonical_tree
 from quicoll.local.layout import CHUNK, MAX_ITEM, SMALL_BYTES
@@ -21,6 +22,7 @@ from quicoll.numerics.bundle import Bundle, Joined, bundle, leaves_like, like_te
 from quicoll.numerics.canonical_order import leaves_of
 from quicoll.numerics.destinations import destination
 from quicoll.numerics.feedback import ErrorFeedback
+from quicoll.numerics.natives import READ_TORCH, torch_module
 from quicoll.numerics.reduce import (
     LONG_REDUCE_BLOCK,
     REDUCE_BLOCK,
@@ -51,11 +53,12 @@ if TYPE_CHECKING:
     from quicoll.numerics.reduce import After
     from quicoll.plan import Plan
 
-__all__ = ["AllReduce", "Reduce", "ReduceOrder", "ReduceScatter"]
+__all__ = ["AllReduce", "Reduce", "ReduceOrder", "ReduceScatter", "Repeat", "all_reduce_again"]
 
 ReduceOrder: TypeAlias = Literal["canonical", "ring"]
 _FEW = 8192  # elements of all leaves; of more it is not the calls of numpy that take time
-_Asked: TypeAlias = "tuple[str, str, Precision, bool, str | None, ReduceOrder, tuple[Any, ...]]"  # in this order
+# op, algorithm, precision, exact, wire, reduce_order, and what an operation of another kind than all_reduce has beside.
+_Asked: TypeAlias = "tuple[str, str, Precision, bool, str | None, ReduceOrder, tuple[Any, ...]]"
 _Sizes: TypeAlias = "Callable[[Bundle, ElementFormat, int, tuple[Any, ...]], dict[str, Any]]"
 
 
@@ -94,6 +97,7 @@ class Reduction(Operation[Any]):
     decoded = True
     leaves: Array | Sequence[Array | Joined] | None = None  # rows, or one by one; None: `like` is the one
     _source: Source | None = None  # of a tensor that came alone
+    copied: bytes | None = None  # what this rank gives, where it was taken at once; then there is no `_source`
     _like: Bundle | None = None
     _target: Results | None = None
     encoded_result: Array | None = None  # what comes of the others, where it does not travel as it is
@@ -103,23 +107,15 @@ class Reduction(Operation[Any]):
         here: GroupView,
         name: str,
         x: Any,
-        op: str,
-        algorithm: str,
-        precision: Precision,
-        *,
-        exact: bool,
-        wire: str | None = None,
-        reduce_order: ReduceOrder = "canonical",
-        more: tuple[Any, ...] = (),
+        asked: _Asked,
         sizes: _Sizes,
     ) -> None:
-        """sizes: gives the planner's own arguments, which follow from the tensors, how they travel, the world and
-        `more`."""
+        """sizes: gives the planner's own arguments, which follow from the tensors, how they travel, the world and what
+        is asked beside."""
         self.here = here
         self.group_id = here.scope.group_id
         self.name = name
         self.x = x
-        asked = (op, algorithm, precision, exact, wire, reduce_order, more)
         key: tuple[Any, ...]
         if isinstance(x, (Leaves, list, tuple)):
             like: Bundle
@@ -176,8 +172,8 @@ class Reduction(Operation[Any]):
         """Where the result goes. Memory for a small one, for which there is no `out`, is taken when it comes, on the
         engine's thread."""
         if self._target is None:
-            self.write_to(None, results(None, self.like, recycler=self.here.recycler))
-        return cast("Results", self._target)
+            self._target = results(None, self.like, recycler=self.here.recycler)
+        return self._target
 
     @property
     def output(self) -> Array:
@@ -187,6 +183,8 @@ class Reduction(Operation[Any]):
     @property
     def given_leaves(self) -> Sequence[Array | Joined]:
         """The leaves of this rank, as they were given."""
+        if self.copied is not None:
+            return [np.frombuffer(self.copied, self.prepared.how.dtype.storage)]
         return [self.like.flat] if self.leaves is None else list(self.leaves)
 
     @property
@@ -226,6 +224,8 @@ class Reduction(Operation[Any]):
 
     def payload(self) -> bytes:
         """Return a copy of this rank's leaves, one after the other."""
+        if self.copied is not None:
+            return self.copied
         if self.encoded is None:
             if self._source is not None:
                 return self._source.flat.tobytes()
@@ -318,6 +318,9 @@ class Reduction(Operation[Any]):
         return [(first + i, leaf) for i, leaf in enumerate(leaves)]
 
 
+_new = object.__new__
+
+
 class AllReduce(Reduction):
     shared = True
 
@@ -335,28 +338,34 @@ class AllReduce(Reduction):
         wire: str | None = None,
         residual: Any = None,
     ) -> None:
-        super().__init__(
-            here,
-            "all_reduce",
-            x,
-            op,
-            algorithm,
-            precision,
-            exact=exact,
-            wire=wire,
-            reduce_order=reduce_order,
-            sizes=_all_elements,
-        )
+        asked = op, algorithm, precision, exact, wire, reduce_order, ()
+        super().__init__(here, "all_reduce", x, asked, _all_elements)
         if residual is not None:
             self.feedback = self._feedback(residual, out)
         if self.announced and self.prepared.how.form is None:
             self.given = (x, out)
             if out is not None:
-                source = self._source
-                self._target = results(out, self.like) if source is None else destination(out, source)
+                self.write_late(out)
             return  # without `out` it has memory when the result comes: `target`
         apart_from = None if out is None else flattened(x)
         self.write_to(out, results(out, self.like, apart_from=apart_from, recycler=here.recycler))
+
+    def write_late(self, out: Any) -> None:
+        """Settle where a small result goes: into memory of its own, and from there to the caller's `out`."""
+        source = self._source
+        self._target = results(out, self.like) if source is None else destination(out, source)
+
+    def remember(self, op: Any) -> None:
+        """Keep what the next one of its kind can share, where this is small, and of a plain tensor on the host.
+
+        Args:
+            op: As the caller has it; there was no other option, but for `out`.
+        """
+        x, source, sizes = self.x, self._source, self.prepared.sizes
+        if source is None or sizes is None or max(sizes) > SMALL_BYTES or source.device is not None:
+            return
+        if type(x) is (np.ndarray if source.kind == "numpy" else torch_module().Tensor):
+            self.here.repeats.get((type(x), x.dtype, x.shape, op), Repeat, self, source)
 
     def _feedback(self, residual: Any, out: Any) -> ErrorFeedback:
         """Check the residuals of this rank's leaves. Raises LocalError."""
@@ -382,6 +391,83 @@ class AllReduce(Reduction):
         return f"world={self.here.world_size}" if self.prepared.ring else ""
 
 
+class Repeat:
+    """What the same all_reduce of a small tensor, without options but `op`, shares with the one that was made first.
+
+    A training loop makes the same few again and again, and what each costs its caller is mostly the number of steps:
+    between two of them other threads have had the processor's caches. So one that comes again is not made from its
+    arguments. It takes over what the first came to, and a copy of its tensor's elements, from which all else follows.
+    Invariant: it is, in all that can be seen from outside, what `AllReduce` makes of the same tensor. What could be
+    otherwise than with the first (no memory on the host, a gradient, elements that are negated lazily) gives none, and
+    is made from its arguments, or refused there.
+    """
+
+    __slots__ = ("announced", "common", "is_numpy", "unsigned")
+
+    def __init__(self, made: AllReduce, source: Source) -> None:
+        """made: of the tensor that `source` views; nothing of its memory is kept."""
+        nothing = np.broadcast_to(np.zeros((), source.flat.dtype), source.flat.shape)  # one element of memory
+        apart = source._replace(flat=nothing, copied=True)
+        self.common = {
+            "here": made.here,
+            "group_id": made.group_id,
+            "name": made.name,
+            "total": made.total,
+            "prepared": made.prepared,
+            "signature": made.signature,
+            "measures": made.measures,
+            "announced": made.announced,
+            "_like": Bundle.of(apart),
+            "given": (),
+            "copied": b"",
+            "sealed": b"",
+            "answer": None,
+            "_target": None,
+        }
+        self.announced = made.announced
+        self.is_numpy = source.kind == "numpy"
+        self.unsigned = None if self.is_numpy else READ_TORCH[source.native][2]
+
+
+def all_reduce_again(here: GroupView, x: Any, shape: Any, op: Any, out: Any = None) -> AllReduce | None:
+    """Return an all_reduce with no option but `op` that was made before, of another tensor; see `Repeat`.
+
+    Args:
+        here: The group.
+        x: What the caller gives.
+        shape: Its shape; (n,) where its n elements count as one dimension.
+        op: As the caller has it.
+        out: Likewise.
+    Returns:
+        The operation, not issued; None where it has to be made of its arguments.
+    Raises:
+        LocalError: `out` does not fit.
+    """
+    try:
+        repeat: Repeat | None = here.repeats.kept((type(x), x.dtype, shape, op))
+    except (AttributeError, TypeError):  # no tensor, or something that no option can be
+        return None
+    if repeat is None:
+        return None
+    if repeat.is_numpy:
+        given = x.tobytes()
+    else:
+        unsigned = repeat.unsigned
+        try:  # as quicoll.numerics.buffers reads it; what is refused there has to be looked at
+            given = (x if unsigned is None else x.view(unsigned)).numpy().tobytes()
+        except (RuntimeError, TypeError):
+            return None
+    operation = _new(AllReduce)  # as AllReduce() without what that asks
+    operation.__dict__ = repeat.common.copy()
+    operation.given = (x, out)
+    operation.copied = given
+    if out is not None:
+        operation.write_late(out)
+    if repeat.announced:
+        operation.sealed = seal_given(given)
+    return operation
+
+
 class Reduce(Reduction):
     def __init__(
         self,
@@ -397,15 +483,7 @@ class Reduce(Reduction):
     ) -> None:
         self.root = root = here.checked("root", root)
         super().__init__(
-            here,
-            "reduce",
-            x,
-            op,
-            algorithm,
-            precision,
-            exact=exact,
-            more=(root,),
-            sizes=_rooted_elements,
+            here, "reduce", x, (op, algorithm, precision, exact, None, "canonical", (root,)), _rooted_elements
         )
         self.holds = here.rank == self.root
         if self.holds:
@@ -432,15 +510,7 @@ class ReduceScatter(Reduction):
     ) -> None:
         rows = None if counts is None else rows_asked(counts)
         super().__init__(
-            here,
-            "reduce_scatter",
-            x,
-            op,
-            algorithm,
-            precision,
-            exact=exact,
-            more=(rows,),
-            sizes=_divided_elements,
+            here, "reduce_scatter", x, (op, algorithm, precision, exact, None, "canonical", (rows,)), _divided_elements
         )
         like = self.like
         (shape,) = like.shapes

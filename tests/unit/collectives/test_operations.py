@@ -120,7 +120,8 @@ def known(operations: Sequence[Operation[Any]]) -> Known:
 def run(operations: Sequence[Operation[Any]], wires: Wires | None = None) -> list[Any]:
     """Carry out the operations of all ranks, by what they announce or by their plans; gives their results."""
     for operation in operations:
-        operation.seal()
+        if operation.announced:
+            operation.seal()
     calls = [operation.call() for operation in operations]
     assert len({call.signature for call in calls}) == 1
     if calls[0].combine is not None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from quicoll import blocking
+from quicoll.collectives.base import MOST_PREPARED
 from quicoll.collectives.context import CallContext
 from quicoll.collectives.group import Group
 from quicoll.collectives.reductions import AllReduce
@@ -310,3 +311,27 @@ def test_threads_that_call_the_same_at_once_get_each_their_own() -> None:
     assert len(world.engine.begun) == len(found) == 200
     assert len({each.__array_interface__["data"][0] for each in found}) == 200
     asyncio.run(world.runtime.aclose())
+
+
+async def test_as_many_calls_are_kept_to_be_repeated_as_are_prepared_and_none_that_has_options(world: World) -> None:
+    group, x = world.group, np.ones(3, np.float32)
+    repeats = group._here.repeats
+    for options in ({"exact": True}, {"algorithm": "direct"}, {"precision": "float64"}, {"reduce_order": "ring"}):
+        await group.all_reduce(x, **options)
+    assert len(repeats) == 0
+    for size in range(MOST_PREPARED + 9):
+        await group.all_reduce(np.ones(size % 250 + 1, "f4" if size < 250 else "f8"))
+    assert len(repeats) == MOST_PREPARED
+
+
+@pytest.mark.parametrize("x", kinds(), ids=["numpy", "torch"])
+async def test_what_is_repeated_gives_what_was_reduced_and_not_what_was_given_first(world: World, x: Any) -> None:
+    world.engine.ends = []
+    for value in (1, 2, 3):
+        handle = world.group.all_reduce(x * value)
+        await world.context.on_engine(asyncio.sleep(0))
+        call, ended = world.engine.calls[-1], world.engine.ends[-1]
+        mine = call.given[:-8]
+        call.combine([mine, mine], [(), ()])
+        world.runtime.loop.call_soon_threadsafe(ended, value, None)
+        assert (await handle).tolist() == (x * 2 * value).tolist()
