@@ -42,7 +42,7 @@ from quicoll.numerics.seed import Seed
 from quicoll.torch.groups import blocking_group, no_engine_thread
 from quicoll.torch_backend.failures import for_torch
 from quicoll.torch_backend.process_group import Described
-from quicoll.torch_backend.work import OperationPart, OperationWork
+from quicoll.torch_backend.work import OperationWork, WorkHome
 
 if TYPE_CHECKING:
     from torch.distributed import GradBucket  # type: ignore[attr-defined]  # public, though not in its __all__
@@ -103,6 +103,7 @@ class CanonicalHook:
             raise LocalError(f"{self._total} shards for {mine[1]} ranks: each rank needs at least one")
         self._parameters = [each for each in model.parameters() if each.requires_grad]
         self._model = model
+        self._home = WorkHome(no_engine_thread)
         self._shards: Shards | None = None  # while its last shard is open
         self._kept: dict[int, list[torch.Tensor]] = {}  # by a parameter's identity, the leaves of the earlier shards
         # A lambda, because torch compares annotations with classes, and here they are text.
@@ -172,10 +173,7 @@ class CanonicalHook:
             for gradient, mean in zip(bucket.gradients(), results[0], strict=True):
                 gradient.copy_(mean)
 
-        work = OperationWork(
-            "the reduction of a bucket", [OperationPart(handle)], [flat], put,
-            within=self._timeout, engine_thread=no_engine_thread,
-        )  # fmt: skip
+        work = OperationWork(self._home, "the reduction of a bucket", [handle.pending], [flat], put, self._timeout)
         future: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda ended: ended.value()[0])
         return future
 

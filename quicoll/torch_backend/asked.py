@@ -11,7 +11,6 @@ the host (`staged`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -22,18 +21,19 @@ from quicoll.numerics.dtypes import DTYPES
 from quicoll.torch_backend.failures import refused
 from quicoll.torch_backend.staged import read_device, write_device
 
-__all__ = ["Asked", "flat", "listed", "movable", "put", "read_options", "reduced_by", "seconds_of"]
+__all__ = ["OPS", "Asked", "flat", "listed", "movable", "put", "read_options", "reduced_by", "seconds_of"]
 
-# By what torch counts them as: to look up a kind itself takes three times as long.
-_OPS = {
-    ReduceOp.SUM.value: "sum",
-    ReduceOp.AVG.value: "avg",
-    ReduceOp.PRODUCT.value: "product",
-    ReduceOp.MIN.value: "min",
-    ReduceOp.MAX.value: "max",
-    ReduceOp.BAND.value: "band",
-    ReduceOp.BOR.value: "bor",
-    ReduceOp.BXOR.value: "bxor",
+# By the hash, which torch makes what it counts them as, of a kind and of a ReduceOp of that kind alike (a test looks).
+# To ask a ReduceOp for its kind makes an object, and to look up one of the two asks for both.
+OPS = {
+    hash(ReduceOp.SUM): "sum",
+    hash(ReduceOp.AVG): "avg",
+    hash(ReduceOp.PRODUCT): "product",
+    hash(ReduceOp.MIN): "min",
+    hash(ReduceOp.MAX): "max",
+    hash(ReduceOp.BAND): "band",
+    hash(ReduceOp.BOR): "bor",
+    hash(ReduceOp.BXOR): "bxor",
 }
 _OF_BOOLS = {"sum": "bor", "product": "band"}
 _MOST_S = 900_000.0  # below a million seconds, the most that an operation takes
@@ -67,7 +67,8 @@ def read_options(options: Any, *more: Any, **named: Any) -> Asked:
     if type(options) is AllreduceOptions and not more and not named:  # the most frequent call
         return Asked(options.reduceOp, 0, seconds_of(options.timeout))
     op: Any = ReduceOp.SUM
-    root, timeout = 0, None
+    root = 0
+    timeout: timedelta | None = None
     for given in (options, *more, *named.values()):
         if given is None:
             continue
@@ -119,6 +120,9 @@ def put(tensor: torch.Tensor, result: torch.Tensor) -> None:
     """
     if result.dtype is not tensor.dtype:
         result = result.view(tensor.dtype)
+    if tensor.is_cpu and not tensor.is_inference():
+        tensor.data.copy_(result.view(tensor.shape))  # `data` is outside of autograd as it is
+        return
     with torch.inference_mode() if tensor.is_inference() else torch.no_grad():
         if not tensor.is_cpu:
             write_device(tensor, result.view(tensor.shape))
@@ -126,23 +130,22 @@ def put(tensor: torch.Tensor, result: torch.Tensor) -> None:
             tensor.data.copy_(result.view(tensor.shape))
 
 
-def reduced_by(op: Any, tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], str]:
-    """Return flat tensors, and the operation of the group that reduces them as torch's does.
+def reduced_by(op: Any, tensor: torch.Tensor) -> tuple[torch.Tensor, str]:
+    """Return a flat tensor, and the operation of the group that reduces it as torch's does.
 
-    PREMUL_SUM is the sum of the products, each of which is rounded to the tensors' type. Of bools SUM and MAX are "or",
+    PREMUL_SUM is the sum of the products, each of which is rounded to the tensor's type. Of bools SUM and MAX are "or",
     PRODUCT and MIN "and".
 
     Args:
         op: A ReduceOp, or one of its kinds.
-        tensors: Of one type.
+        tensor: As for `flat`.
     Raises:
-        LocalError: The operation is not defined for their type.
+        LocalError: The operation is not defined for its type.
     """
-    kind = getattr(op, "op", op)
-    data = [flat(tensor) for tensor in tensors]
-    name = _OPS.get(kind.value)
-    if name is None and kind == ReduceOp.PREMUL_SUM:
-        return [(each * op.factor).to(each.dtype) for each in data], "sum"
+    name = OPS.get(hash(op))
+    data = flat(tensor)
     if name is None:
+        if getattr(op, "op", op) == ReduceOp.PREMUL_SUM:
+            return (data * op.factor).to(data.dtype), "sum"
         raise refused(f"{op} is no operation of a reduction")
-    return data, _OF_BOOLS.get(name, name) if data[0].dtype is torch.bool else name
+    return data, _OF_BOOLS.get(name, name) if data.dtype is torch.bool else name

@@ -20,14 +20,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._C._autograd import _profiler_enabled
+from torch.distributed import AllreduceOptions
 
 from quicoll.errors import PeerError, QuicollError
-from quicoll.torch_backend.asked import Asked, listed, movable, put, read_options, reduced_by, seconds_of
+from quicoll.torch_backend.asked import OPS, Asked, listed, movable, put, read_options, reduced_by, seconds_of
 from quicoll.torch_backend.failures import for_torch, refused, say_as_gloo
 from quicoll.torch_backend.pool import run_aside
-from quicoll.torch_backend.profiled import begin_event
+from quicoll.torch_backend.profiled import ProfiledEvent
 from quicoll.torch_backend.untraced import untraced
-from quicoll.torch_backend.work import OperationPart, OperationWork, WorkPart
+from quicoll.torch_backend.work import OperationWork, WorkHome, WorkPart
 
 if TYPE_CHECKING:
     from quicoll.collectives.group import ThreadGroup
@@ -54,12 +56,16 @@ class Methods:
             timeout: Seconds for an operation that asks for no other.
             engine_thread: Whether the present thread is the engine's.
         """
-        self._group = group
         self._timeout = timeout
         self._engine_thread = engine_thread
+        self._take_group(group)
         self._issuing = threading.RLock()  # an operation of several parts has its numbers in a row
         self._receiving: dict[int, threading.Event] = {}  # by tag, the last receive from any rank: when it has a source
-        self._sequence = 0
+
+    def _take_group(self, group: ThreadGroup) -> None:
+        """Issue operations of this group from here on."""
+        self._group = group
+        self._home = WorkHome(self._engine_thread, partial(self._note, group), group)
 
     # -- how all of them begin -----------------------------------------------------------------------------------
 
@@ -68,7 +74,7 @@ class Methods:
         name: str,
         tensors: list[torch.Tensor],
         calls: Sequence[OperationCall],
-        finish: Finish,
+        finish: Finish | None,
         asked: Asked,
         *,
         counted: bool = True,
@@ -79,29 +85,27 @@ class Methods:
             name: What torch has called.
             tensors: Where the results go.
             calls: The operations.
-            finish: Takes their results there.
+            finish: Takes their results there; None: each to the tensor in its place.
             asked: What else was asked for.
             counted: Whether torch counts it.
         """
         within = asked.timeout or self._timeout
-        if self._engine_thread():
-            raise refused(f"{name} is called on the engine's own thread")
         began = time.monotonic()
-        event = begin_event(name)
+        event = ProfiledEvent(name) if _profiler_enabled() else None
         try:
             with self._issuing:
-                self._sequence += counted
-                group = self._group
-                parts = [OperationPart(call(group, within)) for call in calls]
+                group, home = self._group, self._home
+                home.sequence += counted
+                parts: Sequence[WorkPart]
+                if len(calls) == 1:
+                    parts = (calls[0](group, within).pending,)
+                else:
+                    parts = [call(group, within).pending for call in calls]
         except QuicollError as error:
             if event is not None:
                 event.end(lambda: None)
             raise for_torch(error) from error.__cause__
-        return OperationWork(
-            name, parts, tensors, finish,
-            within=within, engine_thread=self._engine_thread, began=began, event=event,
-            noted=partial(self._note, group),
-        )  # fmt: skip
+        return OperationWork(home, name, parts, tensors, finish, within, began=began, event=event)
 
     def _note(self, group: ThreadGroup, ended: concurrent.futures.Future[int]) -> None:
         """An operation of a group has ended; on the engine's thread, or where it is issued if it has ended by then."""
@@ -110,7 +114,24 @@ class Methods:
 
     def allreduce(self, tensors: Any, opts: Any = None, *more: Any, **named: Any) -> OperationWork:
         """Reduce each tensor in place over all ranks."""
-        given, asked = listed(tensors), read_options(opts, *more, **named)
+        # The same call as before, as most are: what is below, and `_start`, in one go. Where caches are cold each
+        # function between costs half a microsecond. What is not as before gives no part, and is looked at below.
+        lone = type(tensors) is list and len(tensors) == 1 and type(opts) is AllreduceOptions and not (more or named)
+        if lone and not _profiler_enabled():
+            tensor, op, timeout = tensors[0], OPS.get(hash(opts.reduceOp)), opts.timeout
+            if op is not None and timeout.days < 0:
+                began, within = time.monotonic(), self._timeout
+                try:
+                    with self._issuing:
+                        home = self._home
+                        part = home.group.all_reduce_again(tensor, tensor.numel(), op=op, timeout=within)
+                        home.sequence += part is not None
+                except QuicollError as error:
+                    raise for_torch(error) from error.__cause__
+                if part is not None:
+                    return OperationWork(home, "all_reduce", (part,), [tensor], None, within, began=began)
+        given = listed(tensors)
+        asked = read_options(opts, *more, **named)
         for tensor in given:
             if tensor.is_sparse:
                 return self._allreduce_sparse(given, asked)
@@ -122,12 +143,12 @@ class Methods:
 
     def _reduced(self, name: str, tensors: list[torch.Tensor], asked: Asked) -> OperationWork:
         if len(tensors) == 1:  # as mostly: no list of it
-            (data,), op = reduced_by(asked.op, tensors)
+            data, op = reduced_by(asked.op, tensors[0])
 
             def call(group: ThreadGroup, within: float) -> Handle[Any]:
                 return group.all_reduce(data, op=op, timeout=within)
 
-            return self._start(name, tensors, (call,), partial(_put_all, tensors), asked)
+            return self._start(name, tensors, (call,), None, asked)
         whole = len({tensor.dtype for tensor in tensors}) == 1
         buckets = [tensors] if whole else [[tensor] for tensor in tensors]
         calls = [_all_reduce(bucket, asked) for bucket in buckets]
@@ -138,7 +159,7 @@ class Methods:
 
         Which rows these are has to be known before the values can be reduced. So the call waits for that, on all ranks.
         """
-        reduced_by(asked.op, [torch.empty(0)])
+        reduced_by(asked.op, torch.empty(0))
         for tensor in tensors:
             if tensor.device.type != "cpu":
                 raise refused(f"a sparse tensor on device {tensor.device}: all_reduce takes those of the CPU")
@@ -178,7 +199,7 @@ class Methods:
     def reduce(self, tensors: Any, opts: Any = None, *more: Any, **named: Any) -> OperationWork:
         """Reduce to the root, in place; elsewhere tensors stay as they are."""
         given, asked = listed(tensors), read_options(opts, *more, **named)
-        data, op = reduced_by(asked.op, given)
+        data, op = _flat_of(given, asked.op)
 
         def finish(results: list[Any]) -> None:
             for tensor, total in zip(given, results[0] or [], strict=False):
@@ -220,14 +241,14 @@ class Methods:
     ) -> OperationWork:
         calls: list[OperationCall] = []
         for output, given in zip(outputs, lists, strict=True):
-            data, op = reduced_by(asked.op, given)
+            data, op = _flat_of(given, asked.op)
             world = self._group.world_size
             counts = [part.numel() for part in data] if len(data) == world else [output.numel()] * world
             if counts[self._group.rank] != output.numel() or output.dtype is not data[0].dtype:
                 raise refused(f"{name}: the output has {output.numel()} {output.dtype}, the input of this rank another")
             whole = data[0] if len(data) == 1 else torch.cat(data)
             calls.append(partial(_reduce_scatter, whole, op, counts))
-        return self._start(name, outputs, calls, partial(_put_all, outputs), asked)
+        return self._start(name, outputs, calls, None, asked)
 
     # -- operations that move ------------------------------------------------------------------------------------
 
@@ -427,7 +448,7 @@ class Methods:
         data = [movable(tensor) for tensor in given]
 
         calls = [partial(_receive, each, src, tag) for each in data]
-        work = self._start("recv", given, calls, partial(_put_all, given), read_options(None), counted=False)
+        work = self._start("recv", given, calls, None, read_options(None), counted=False)
         work.sent_by(src)
         return work
 
@@ -440,11 +461,8 @@ class Methods:
             group = self._group
             before = self._receiving.get(tag)
             found = self._receiving[tag] = threading.Event()
-        event = begin_event("recvAnySource")
-        work = OperationWork(
-            "recv", [part], [given], partial(_put_all, [given]),
-            within=within, engine_thread=self._engine_thread, event=event,
-        )  # fmt: skip
+        event = ProfiledEvent("recvAnySource") if _profiler_enabled() else None
+        work = OperationWork(WorkHome(self._engine_thread), "recv", [part], [given], None, within, event=event)
 
         def receive() -> None:
             try:
@@ -458,7 +476,7 @@ class Methods:
             finally:
                 found.set()
             work.sent_by(source)
-            part.follow(OperationPart(handle))
+            part.follow(handle.pending)
 
         run_aside(receive)
         return work
@@ -481,27 +499,30 @@ class _Later:
     """A part that is issued when it is known from whom it receives."""
 
     def __init__(self) -> None:
-        self._done: concurrent.futures.Future[WorkPart] = concurrent.futures.Future()
+        self.future: concurrent.futures.Future[WorkPart] = concurrent.futures.Future()
 
-    def add_done_callback(self, callback: Callable[[Any], object]) -> None:
-        self._done.add_done_callback(callback)
-
-    def attend(self, *, ends: bool = False) -> None:
+    def attend_thread(self, *, ends: bool = False) -> None:
         pass  # it waits in a thread of its own, which says so
 
-    def take(self) -> Any:
-        return self._done.result().take()
+    def take_or_raise(self) -> Any:
+        return self.future.result().take_or_raise()
 
     def follow(self, part: WorkPart) -> None:
-        part.add_done_callback(lambda _: self._done.set_result(part))
+        part.future.add_done_callback(lambda _: self.future.set_result(part))
 
     def fail(self, error: BaseException) -> None:
-        self._done.set_exception(error)
+        self.future.set_exception(error)
+
+
+def _flat_of(tensors: list[torch.Tensor], op: Any) -> tuple[list[torch.Tensor], str]:
+    """As `reduced_by`, for tensors of one type."""
+    reduced = [reduced_by(op, tensor) for tensor in tensors]
+    return [data for data, _ in reduced], reduced[0][1]
 
 
 def _all_reduce(tensors: list[torch.Tensor], asked: Asked) -> OperationCall:
     """Return the call that reduces some tensors as one operation."""
-    data, op = reduced_by(asked.op, tensors)
+    data, op = _flat_of(tensors, asked.op)
     return lambda group, within: group.all_reduce(data, op=op, timeout=within)
 
 

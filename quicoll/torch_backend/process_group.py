@@ -113,7 +113,7 @@ class Described(Methods):
         return None
 
     def _get_sequence_number_for_group(self) -> int:
-        return self._sequence
+        return self._home.sequence
 
     # torch's C++ class takes these names, its Python functions those above.
     rank = getRank

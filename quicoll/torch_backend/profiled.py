@@ -3,7 +3,7 @@
 They are asynchronous events, as those of torch's own backends: to torch that is an event which ends on another thread
 than it has begun on, so that is seen to here. A thread that the profiler does not know cannot end one, except by a
 future: torch carries the profiler over with it. Shapes of inputs are not shown, because this way takes none. Where no
-profiler runs, an operation asks for that and no more.
+profiler runs, an operation asks for that and makes none.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._C._autograd import _profiler_enabled
 
 from quicoll.torch_backend.names import BACKEND
 from quicoll.torch_backend.pool import run_aside
 
-__all__ = ["ProfiledEvent", "begin_event"]
+__all__ = ["ProfiledEvent"]
 
 
 class ProfiledEvent:
@@ -56,12 +55,3 @@ class ProfiledEvent:
             run_aside(ends)
         except RuntimeError:  # the interpreter is ending
             ends()
-
-
-def begin_event(name: str) -> ProfiledEvent | None:
-    """Return an event, if a profiler runs on this thread.
-
-    Args:
-        name: As for ProfiledEvent.
-    """
-    return ProfiledEvent(name) if _profiler_enabled() else None

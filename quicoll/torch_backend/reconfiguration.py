@@ -273,7 +273,7 @@ class Reconfigurable(Methods):
             self._failed = True
 
     def _done(self, name: str, within: float) -> OperationWork:
-        return OperationWork(name, [], [], lambda _: None, within=within, engine_thread=self._engine_thread)
+        return OperationWork(self._home, name, (), [], None, within)
 
     def _demand(self, name: str) -> None:
         if self._ended:
@@ -329,10 +329,9 @@ class Reconfigurable(Methods):
 
     def _put(self, group: ThreadGroup, *, rank: int | None, size: int | None) -> None:
         with self._issuing:
-            self._group = group
+            self._take_group(group)
             self._receiving = {}
             self._failed = False
-            self._sequence = 0
             if rank is not None and size is not None:
                 self._own_rank, self._own_size = rank, size
 

@@ -5,7 +5,9 @@ comes into our methods with its compiler at work, and that takes every Python fu
 fails in these: a process group is an object whose attributes it may not read. C++ backends have no such functions.
 
 torch's way to say so, `torch.compiler.disable`, imports the compiler, which takes a second or more and hundreds of
-modules. What it does in the end is a mark at the function's code, and that can be set without it.
+modules. What it does in the end is two marks, and they can be set without it: one at the function's code, for where it
+is called from outside of what is compiled; and one at the function, for where the compiler would take it into the
+function that it compiles, as `work.wait()` in the middle of one: there it breaks the graph.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ def untraced(kind: Kind) -> Kind:
             method = member.fget if isinstance(member, property) else member
             if isinstance(method, types.FunctionType):
                 frames.set_code_exec_strategy(method.__code__, leave)
+                method._torchdynamo_disable = True  # type: ignore[attr-defined]  # noqa: SLF001 - likewise
     except AttributeError as error:
         logging.getLogger("quicoll").info("torch.compile is not kept from compiling %s: %s", kind.__name__, error)
     return kind

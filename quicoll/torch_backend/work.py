@@ -1,4 +1,4 @@
-"""The handle of an operation, as torch waits for it: a `Work` with its own event.
+"""The handle of an operation, as torch waits for it: a `Work` of our own.
 
     under way    its parts run on the engine; nothing has been written to the program's tensors
     ended        all parts have ended on the engine (`_ended`)
@@ -24,7 +24,6 @@ Traps of torch's, each of which has crashed a program or, worse, has not:
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections import OrderedDict
@@ -35,22 +34,24 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch._C._distributed_c10d import Work
 
-from quicoll.engine.answers import attend
+from quicoll import forks
 from quicoll.errors import LocalError, QuicollError
+from quicoll.torch_backend.asked import put
 from quicoll.torch_backend.failures import CLOSED, add_words, for_torch, milliseconds, refused
 from quicoll.torch_backend.pool import run_aside
 from quicoll.torch_backend.staged import future_of
 from quicoll.torch_backend.untraced import untraced
 
 if TYPE_CHECKING:
-    from quicoll.collectives.handle import Handle
+    from quicoll.collectives.group import ThreadGroup
     from quicoll.torch_backend.profiled import ProfiledEvent
 
-__all__ = ["OperationPart", "OperationWork", "WorkPart"]
+__all__ = ["OperationWork", "WorkHome", "WorkPart"]
 
 _GRACE_S = 60.0  # after an operation's deadline, for the engine to say that it has passed
 _KEPT = 1024
 _THREADS = 64
+_new_lock = threading.Lock
 
 _unclaimed: OrderedDict[int, OperationWork] = OrderedDict()
 # By thread, the last one that C++ has waited for. No threading.local: where C++ has made the thread, that ends when the
@@ -59,42 +60,44 @@ _awaited: OrderedDict[int, OperationWork] = OrderedDict()
 
 
 class WorkPart(Protocol):
-    """One operation of a Work."""
+    """One operation of a Work, as quicoll.collectives.context has it under way (`Pending`)."""
 
-    def add_done_callback(self, callback: Callable[[Any], object]) -> None: ...
+    @property
+    def future(self) -> Any:
+        """Done when it has ended, on the engine's thread; takes callbacks."""
+        ...
 
-    def attend(self, *, ends: bool = False) -> None:
+    def attend_thread(self, *, ends: bool = False) -> None:
         """Take note that a thread waits for it from here on, or no longer (`ends`)."""
         ...
 
-    def take(self) -> Any:
+    def take_or_raise(self) -> Any:
         """Return the result of what has ended, or raise its error; on a caller's thread."""
         ...
 
 
-class OperationPart:
-    """An operation of a group."""
+class WorkHome:
+    """What the Works of one group, in one view, have in common; no call makes it anew.
 
-    __slots__ = ("_pending",)
+    engine_thread: whether the present thread is the engine's. noted: told of the end of each part, by its future,
+    before anybody who waits. group: quicoll's. sequence: how many of its operations torch has counted. pid: of the
+    process in which they are waited for.
+    """
 
-    def __init__(self, handle: Handle[Any]) -> None:
-        self._pending = handle.pending
+    __slots__ = ("engine_thread", "group", "noted", "pid", "sequence")
 
-    def add_done_callback(self, callback: Callable[[Any], object]) -> None:
-        """See WorkPart."""
-        self._pending.future.add_done_callback(callback)
-
-    def attend(self, *, ends: bool = False) -> None:
-        """See WorkPart."""
-        attend(self._pending.future, ends=ends)
-
-    def take(self) -> Any:
-        """See WorkPart."""
-        pending = self._pending
-        if pending.future.cancelled():
-            raise pending.cancelled()
-        pending.future.result()
-        return pending.take()
+    def __init__(
+        self,
+        engine_thread: Callable[[], bool],
+        noted: Callable[[Any], object] | None = None,
+        group: ThreadGroup | None = None,
+    ) -> None:
+        """noted: None: nobody is told. group: None where nothing is issued by way of this."""
+        self.engine_thread = engine_thread
+        self.noted = noted
+        self.group: Any = group
+        self.sequence = 0
+        self.pid = forks.pid
 
 
 @untraced
@@ -102,57 +105,59 @@ class OperationWork(Work):
     """See the module's head. Every method may be called from any thread but the engine's."""
 
     # What most never change. (To set each of an object costs more than to make the object.)
-    _waiting = 0  # threads that wait for it
+    _waiting: tuple[threading.Lock, ...] = ()  # one of each thread that waits for it, which its end opens
     _base: Any = None
     _future: Any = None
-    _end: threading.Event | None = None  # of those who wait for it; most wait for what has ended
+    _ended = False
     _settled = False
     _error: BaseException | None = None
     _source = -1
+    _event: ProfiledEvent | None = None
+    _came = 0  # parts that have ended
+    _finish: Callable[[list[Any]], object] | None = None
+    _settling: threading.Lock | None = None
 
     def __init__(
         self,
+        home: WorkHome,
         name: str,
         parts: Sequence[WorkPart],
         tensors: list[torch.Tensor],
-        finish: Callable[[list[Any]], object],
-        *,
+        finish: Callable[[list[Any]], object] | None,
         within: float,
-        engine_thread: Callable[[], bool],
+        *,
         began: float | None = None,
         event: ProfiledEvent | None = None,
-        noted: Callable[[Any], object] | None = None,
     ) -> None:
         """Make the handle of operations that were issued.
 
         Args:
+            home: The group that they are of.
             name: What was called, for errors.
             parts: The operations.
             tensors: Where the results go; what futures give.
-            finish: Writes the parts' results there; called once, on a caller's thread.
+            finish: Writes the parts' results there; called once, on a caller's thread. None: each goes to the tensor
+                in its place.
             within: Seconds that the operations may take.
-            engine_thread: Whether the present thread is the engine's.
             began: By `time.monotonic`, before they were issued; None: now.
             event: In a profile; it ends when the last part has.
-            noted: Told of the end of each part, by its future, before anybody who waits; None: nobody.
         """
-        super().__init__()
+        Work.__init__(self)
+        self._home = home
         self._name = name
         self._parts = parts
         self._tensors = tensors
-        self._finish = finish
+        if finish is not None:
+            self._finish = finish
         self._within = within
-        self._engine_thread = engine_thread
-        self._event = event
-        self._noted = noted
-        self._pid = os.getpid()
         self._began = time.monotonic() if began is None else began
-        self._lock = threading.Lock()  # of what follows, but for what is settled
-        self._left = len(parts)
-        self._settling = threading.Lock()
-        self._ended = not parts
+        self._lock = _new_lock()  # of what changes, but for what is settled
+        if event is not None:
+            self._event = event
+        if not parts:
+            self._ended = True
         for part in parts:
-            part.add_done_callback(self._part_ended)
+            part.future.add_done_callback(self._part_ended)
         if _awaited:
             _awaited.pop(threading.get_ident(), None)
         _unclaimed[id(self)] = self
@@ -232,7 +237,7 @@ class OperationWork(Work):
                 self._base = future_of(self._tensors)
                 self._future = self._base.then(self._value)
                 for part in self._parts:  # whoever waits for the future does so in C++, and says nothing
-                    part.attend()
+                    part.attend_thread()
             ended = self._ended
         if self._settled:
             self._settle()  # C++ that has waited takes the value without waiting for the future
@@ -259,19 +264,19 @@ class OperationWork(Work):
         with self._lock:
             if self._ended:
                 return True
-            self._waiting += 1
-            if self._end is None:
-                self._end = threading.Event()
+            mine = _new_lock()
+            mine.acquire()
+            self._waiting = (*self._waiting, mine)
         parts = self._parts  # which are gone when another thread has handed the results over
         try:
             for part in parts:
-                part.attend()
-            self._end.wait(seconds)
+                part.attend_thread()
+            mine.acquire(timeout=seconds)
         finally:
             for part in parts:
-                part.attend(ends=True)
+                part.attend_thread(ends=True)
             with self._lock:
-                self._waiting -= 1
+                self._waiting = tuple([each for each in self._waiting if each is not mine])
         return self._ended
 
     def _value(self, _: Any) -> list[torch.Tensor]:
@@ -280,18 +285,18 @@ class OperationWork(Work):
         return self._tensors
 
     def _demand_thread(self) -> None:
-        if os.getpid() != self._pid:
+        if forks.pid != self._home.pid:
             raise refused(f"{self._name} was called by the parent of this process, which alone can wait for it")
-        if self._engine_thread():
+        if self._home.engine_thread():
             raise refused(f"{self._name} is waited for on the engine's own thread, which would wait for itself")
 
     def _part_ended(self, ended: Any) -> None:
         """On the engine's thread, or on the caller's where the part had ended before."""
-        if self._noted is not None:
-            self._noted(ended)
+        if self._home.noted is not None:
+            self._home.noted(ended)
         with self._lock:
-            self._left -= 1
-            if self._left:
+            self._came += 1
+            if self._came < len(self._parts):
                 return
         if self._event is not None:
             self._event.end(self._over)
@@ -302,9 +307,9 @@ class OperationWork(Work):
         """All parts have ended, and the event in a profile: who waits may stop the profiler."""
         with self._lock:
             self._ended = True
-            if self._end is not None:
-                self._end.set()
-            aside = self._waiting == 0 or self._base is not None
+            for each in self._waiting:
+                each.release()
+            aside = not self._waiting or self._base is not None
         if aside:
             try:
                 run_aside(self._settle)
@@ -313,14 +318,23 @@ class OperationWork(Work):
 
     def _settle(self) -> None:
         """Hand the results over, once; who comes second waits until that is done."""
-        with self._settling:
+        with self._lock:
+            if self._settling is None:
+                self._settling = _new_lock()
+            settling = self._settling
+        with settling:
             if not self._settled:
                 try:
-                    with torch.no_grad():
-                        self._finish([part.take() for part in self._parts])
+                    results = [part.take_or_raise() for part in self._parts]
+                    if self._finish is not None:
+                        with torch.no_grad():
+                            self._finish(results)
+                    else:
+                        for tensor, result in zip(self._tensors, results, strict=True):
+                            put(tensor, result)
                 except BaseException as error:  # whoever waits raises it
                     self._error = self._worded(error)
-                self._parts, self._finish = (), _nothing
+                self._parts, self._finish = (), None
                 self._settled = True
             with self._lock:
                 base, self._base = self._base, None
@@ -336,7 +350,3 @@ class OperationWork(Work):
         elif error.lost:
             add_words(error, CLOSED)
         return error
-
-
-def _nothing(_: list[Any]) -> None:
-    return None

@@ -22,7 +22,7 @@ import torch.distributed as dist  # noqa: E402 - after the check that there is a
 from torch_ranks import Ranks, torch_ranks  # noqa: E402 - likewise
 
 import quicoll  # noqa: E402 - likewise
-from quicoll.torch_backend.work import OperationWork  # noqa: E402 - likewise
+from quicoll.torch_backend.work import OperationWork, WorkHome  # noqa: E402 - likewise
 
 WORLD = 3
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -100,6 +100,44 @@ def test_every_reduction_of_every_type(ranks: Ranks) -> None:
 
         for got in ranks.all(all_reduce):
             assert torch.equal(got, expected(op, of_all(dtype))), (dtype, op, got)
+
+
+def test_the_same_reduction_again_is_the_same_whatever_the_tensors_shape_and_strides(ranks: Ranks) -> None:
+    for dtype, op in CASES:
+
+        def again(group: Any, rank: int, dtype: Any = dtype, op: Any = op) -> Any:
+            found = []
+            before = group._home.sequence
+            for turn in range(6):
+                x = values(dtype, rank, 6)
+                x = [x, x.reshape(2, 3), x.reshape(3, 2).T.contiguous().T, x.repeat_interleave(2)[::2], x, x][turn]
+                if turn == 4 and dtype.is_floating_point:
+                    x.requires_grad_()
+                group.allreduce(x if turn == 5 else [x], reducing(op) if turn else op).wait()
+                found.append(x.detach().reshape(-1))
+            assert group._home.sequence == before + 6
+            return found
+
+        stacked = torch.stack([values(dtype, rank, 6) for rank in range(WORLD)])
+        for got in ranks.all(again):
+            for each in got:
+                assert torch.equal(each, expected(op, stacked)), (dtype, op, got)
+
+
+def test_a_reduction_that_differs_is_named_though_each_rank_has_called_its_own_before() -> None:
+    def call(group: Any, rank: int) -> Any:
+        for size in (4, 5):
+            group.allreduce([torch.ones(size)], dist.AllreduceOptions()).wait()
+        try:
+            group.allreduce([torch.ones(4 + rank % 2)], dist.AllreduceOptions()).wait()
+        except RuntimeError as error:
+            return str(error)
+        return ""
+
+    with torch_ranks(WORLD) as ranks:
+        for said in ranks.all(call):
+            assert "(4,)" in said
+            assert "(5,)" in said
 
 
 def test_complex_numbers_are_added(ranks: Ranks) -> None:
@@ -428,7 +466,7 @@ def test_what_nobody_waits_for_is_not_kept_for_ever(ranks: Ranks) -> None:
         x = torch.ones(1)
         kept = weakref.ref(group.allreduce([x]))
         for _ in range(1100):
-            work = OperationWork("a part", [], [], len, within=60.0, engine_thread=lambda: False)
+            work = OperationWork(WorkHome(lambda: False), "a part", [], [], None, 60.0)
         work.wait()
         group.barrier().wait()
         until = time.monotonic() + 60

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from torch import distributed as dist  # noqa: E402 - after the check that there is a torch
 
 from quicoll import LocalError  # noqa: E402 - likewise
-from quicoll.torch_backend.asked import flat, movable, put, read_options, reduced_by, seconds_of  # noqa: E402 - likewise
+from quicoll.torch_backend.asked import OPS, flat, movable, put, read_options, reduced_by, seconds_of  # noqa: E402 - likewise
 
 
 def test_a_timeout_that_is_not_set_is_the_groups() -> None:
@@ -41,6 +41,20 @@ def test_the_most_frequent_options_are_read_as_all_others() -> None:
     assert read_options(opts)[1:] == read_options(None, opts)[1:] == (0, 3.0)
     assert read_options(opts).op == read_options(None, opts).op == dist.ReduceOp.MIN
     assert read_options(opts, timeout=timedelta(seconds=4)).timeout == 4.0
+
+
+def test_the_hash_of_an_operation_is_what_torch_counts_it_as_however_it_is_given() -> None:
+    names = [name for name in dist.ReduceOp.RedOpType.__members__ if name != "PREMUL_SUM"]  # made in a way of its own
+    kinds = [getattr(dist.ReduceOp, name) for name in names]
+    hashes = [hash(kind) for kind in kinds]
+    assert hashes == [hash(dist.ReduceOp(kind)) for kind in kinds] == [kind.value for kind in kinds]
+    assert len({*hashes}) == len(kinds)
+    opts = dist.AllreduceOptions()
+    for kind in kinds:
+        opts.reduceOp = kind
+        assert hash(opts.reduceOp) == kind.value
+    assert len(OPS) == 8
+    assert hash(dist._make_nccl_premul_sum(2.0)) not in OPS
 
 
 def test_memory_is_used_as_it_is_where_it_lies_in_one_piece() -> None:
@@ -87,12 +101,12 @@ def test_what_is_written_does_not_count_as_a_change_for_autograd() -> None:
 
 @pytest.mark.parametrize(("op", "name"), [("SUM", "bor"), ("PRODUCT", "band"), ("MAX", "max"), ("BXOR", "bxor")])
 def test_reductions_of_bools(op: str, name: str) -> None:
-    assert reduced_by(getattr(dist.ReduceOp, op), [torch.tensor([True])])[1] == name
+    assert reduced_by(getattr(dist.ReduceOp, op), torch.tensor([True]))[1] == name
 
 
 def test_a_factor_is_rounded_to_the_type_of_the_tensor() -> None:
     op: Any = dist._make_nccl_premul_sum(1 / 3)
-    (product,), name = reduced_by(op, [torch.ones(1, dtype=torch.bfloat16)])
+    product, name = reduced_by(op, torch.ones(1, dtype=torch.bfloat16))
     assert name == "sum"
     assert product.dtype is torch.bfloat16
     assert product.item() == torch.tensor(1 / 3).bfloat16().item()

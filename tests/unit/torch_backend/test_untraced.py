@@ -47,3 +47,27 @@ def test_a_marked_method_is_run_as_it_is_and_so_is_what_it_calls() -> None:
     untraced(Marked)
     assert [frames_of(Plain().call), frames_of(Marked().call)] == [1, 0]
     assert Marked().call(torch.ones(2)).tolist() == [2.0, 2.0]
+
+
+@pytest.mark.slow  # likewise
+def test_a_marked_method_is_not_taken_into_a_function_that_is_compiled() -> None:
+    from torch._dynamo.testing import CompileCounter
+
+    class Plain:
+        def add(self, x: Any) -> Any:
+            return x + 1
+
+    class Marked:
+        def add(self, x: Any) -> Any:
+            return x + 1
+
+    untraced(Marked)
+    for one, operations in ((Plain(), 2), (Marked(), 1)):
+
+        def compiled(x: Any, one: Any = one) -> Any:
+            return one.add(x) * 2
+
+        torch._dynamo.reset()
+        counter = CompileCounter()
+        assert torch.compile(compiled, backend=counter)(torch.ones(2)).tolist() == [4.0, 4.0]
+        assert counter.op_count == operations
