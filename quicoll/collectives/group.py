@@ -176,8 +176,10 @@ class Group:
         Raises:
             LocalError: x or an option is invalid. Raised by the call; nothing was sent.
         """
+        shape = getattr(x, "shape", None)
         plain = (
-            wire is None
+            shape is not None  # no list, no leaves
+            and wire is None
             and residual is None
             and algorithm == "auto"
             and not exact
@@ -187,7 +189,7 @@ class Group:
         seen = self._seen
         here = self._here if seen is None or seen[0] is not self._context.view else seen[1]
         if plain:
-            again = all_reduce_again(here, x, getattr(x, "shape", None), op, out)
+            again = all_reduce_again(here, x, shape, op, out)
             if again is not None:
                 return self._start(again, timeout)
         made = GatheredAllReduce if wire is not None and codec_of(wire).gathered else AllReduce
