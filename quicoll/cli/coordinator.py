@@ -25,6 +25,7 @@ from quicoll.cli.membership_options import (
 from quicoll.config import check_variables
 from quicoll.errors import LocalError
 from quicoll.observability.events import Event, JsonLines, event_json
+from quicoll_transport.endpoint.loops import with_own_clock
 from quicoll_transport.security.identity import COORDINATOR
 
 if TYPE_CHECKING:
@@ -215,6 +216,7 @@ class _Waiting:
 
 async def _serve(start: Callable[..., Coroutine[Any, Any, None]], *, as_json: bool) -> signal.Signals | None:
     """Run the coordinator that `start` makes; return the signal that ended it."""
+    with_own_clock(asyncio.get_running_loop())
     services: list[CoordinatorService] = []
     serving = asyncio.create_task(start(ready=services.append))
     ended_by: list[signal.Signals] = []

@@ -20,7 +20,7 @@ from quicoll.local.small import SmallCall
 from quicoll.numerics.buffers import argument, memory, uninitialised
 from quicoll.numerics.bundle import Bundle, Joined, bundle, leaves_like, like_text, results
 from quicoll.numerics.canonical_order import leaves_of
-from quicoll.numerics.destinations import destination
+from quicoll.numerics.destinations import allocate, destination
 from quicoll.numerics.feedback import ErrorFeedback
 from quicoll.numerics.natives import READ_TORCH, torch_module
 from quicoll.numerics.reduce import (
@@ -172,7 +172,12 @@ class Reduction(Operation[Any]):
         """Where the result goes. Memory for a small one, for which there is no `out`, is taken when it comes, on the
         engine's thread."""
         if self._target is None:
-            self._target = results(None, self.like, recycler=self.here.recycler)
+            like = self.like
+            self._target = (
+                results(None, like, recycler=self.here.recycler)
+                if like.many
+                else allocate(like.first, recycler=self.here.recycler)
+            )
         return self._target
 
     @property
@@ -245,11 +250,11 @@ class Reduction(Operation[Any]):
             start = sum(self.rows[: self.here.rank])
             stop = start + self.rows[self.here.rank]
         if stop - start == size and self.total * size <= _FEW:
-            op, how, data = prepared.op, prepared.how, b"".join(payloads)
-            if size == 1 and reduce_few(data, op=op, dtype=how.dtype, acc=how.acc, out=self.output):
+            op, how, data, out = prepared.op, prepared.how, b"".join(payloads), self.output
+            if size == 1 and reduce_few(data, op=op, dtype=how.dtype, acc=how.acc, out=out):
                 return
             rows = np.frombuffer(data, storage).reshape(self.total, size)
-            if reduce_rows(rows, op=op, dtype=how.dtype, acc=how.acc, out=self.output):
+            if reduce_rows(rows, op=op, dtype=how.dtype, acc=how.acc, out=out):
                 return
         leaves: list[Array] = []
         for payload, held in zip(payloads, prepared.held, strict=True):

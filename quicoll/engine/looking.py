@@ -89,7 +89,6 @@ __all__ = [
     "used_by_this_thread",
 ]
 
-_YIELDS = hasattr(os, "sched_yield")
 # The kernel adds 50 us of its own to it, in which it may put timers together: in all about what it takes a thread that
 # is woken on another processor to get up.
 DOZE_NS = 10_000
@@ -99,6 +98,14 @@ FOUND_NS = LOOK_NS // 4
 PART = 100
 MOST_NS = 5 * LOOK_NS
 LATELY_NS = 1_000_000  # from one small call of a program to its next
+
+
+def _nothing() -> None:
+    """Where the system has no such call."""
+
+
+offer: Callable[[], object] = getattr(os, "sched_yield", _nothing)
+"""Lets whoever waits for this processor have it."""
 
 
 class Looks:
@@ -308,9 +315,3 @@ def processors() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def offer() -> None:
-    """Let whoever waits for this processor have it."""
-    if _YIELDS:
-        os.sched_yield()

@@ -60,6 +60,7 @@ from quicoll.engine.answers import (
 from quicoll.engine.looking import LookingSelector
 from quicoll.engine.share import REST_NS, REST_PART
 from quicoll.errors import LocalError
+from quicoll_transport.endpoint.loops import with_own_clock
 
 __all__ = ["Runtime", "ThreadRuntime"]
 
@@ -120,7 +121,7 @@ class ThreadRuntime:
                 hurried=self._is_hurried if share is None else self._is_awaited,
                 idle=self._is_idle,
             )
-            self.loop: asyncio.AbstractEventLoop = asyncio.SelectorEventLoop(self._selector)
+            self.loop: asyncio.AbstractEventLoop = with_own_clock(asyncio.SelectorEventLoop(self._selector))
         else:
             self.loop = loop_factory()
         self._pid = forks.pid

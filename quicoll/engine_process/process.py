@@ -27,6 +27,7 @@ from quicoll.engine_process.words import LogTold, OpenEngine, decode_program_wor
 from quicoll.lanes.line import ProcessLine
 from quicoll.lanes.shown import credentials_shown
 from quicoll.local.arena import PeerArena
+from quicoll_transport.endpoint.loops import with_own_clock
 
 if TYPE_CHECKING:
     from quicoll.engine_process.words import EngineWord
@@ -124,7 +125,7 @@ class _Process:
 
 
 async def _run(line: int, arena: int) -> None:
-    process = _Process(socket.socket(fileno=line), arena, asyncio.get_running_loop())
+    process = _Process(socket.socket(fileno=line), arena, with_own_clock(asyncio.get_running_loop()))
     os.close(arena)
     await process.over
 

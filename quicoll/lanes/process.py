@@ -23,6 +23,7 @@ from quicoll.lanes.orders import LaneFailed, LaneReport, OpenLane, RenewLane, de
 from quicoll.lanes.shown import credentials_shown
 from quicoll.lanes.worker import LaneWorker
 from quicoll_transport.endpoint import Endpoint, EndpointConfig
+from quicoll_transport.endpoint.loops import with_own_clock
 from quicoll_transport.errors import TransportError
 from quicoll_transport.net.udp import UdpSocket
 from quicoll_transport.quic import SessionConfig
@@ -98,7 +99,7 @@ class _Lane:
 
 
 async def _run(line: int, memory: int) -> None:
-    lane = _Lane(socket.socket(fileno=line), memory, asyncio.get_running_loop())
+    lane = _Lane(socket.socket(fileno=line), memory, with_own_clock(asyncio.get_running_loop()))
     await lane.over
     await lane.close()
 

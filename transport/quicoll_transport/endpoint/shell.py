@@ -345,10 +345,15 @@ class Endpoint:
             self.call(callback, argument)
 
     def call(self, callback: Callable[..., object], *arguments: object) -> bool:
-        """Call the layer above, when what was decided before has been done."""
+        """Call the layer above, when what was decided before has been done. As `_safely`, without a call more."""
         if self._core.actions:
             self._act()
-        return self._safely(callback, *arguments)
+        try:
+            callback(*arguments)
+        except Exception as error:
+            self._raised(callback, error)
+            return False
+        return True
 
     def path_stats(self, peer: Peer) -> PathStats | None:
         """Return what the present connection of a peer knows of its path."""
@@ -363,9 +368,12 @@ class Endpoint:
         try:
             callback(*arguments)
         except Exception as error:
-            self._report(f"{callback!r} raised; callbacks of an endpoint must not", error)
+            self._raised(callback, error)
             return False
         return True
+
+    def _raised(self, callback: Callable[..., object], error: Exception) -> None:
+        self._report(f"{callback!r} raised; callbacks of an endpoint must not", error)
 
     def close(self, peer: Peer, reason: str) -> None:
         """End a peer's link in order."""
