@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Deadlines"]
+__all__ = ["Deadlines", "earlier"]
 
 _SECOND_NS = 1_000_000_000
 
@@ -91,3 +91,10 @@ class Deadlines:
             rejoin_ns=2 * (lost_ns + 2 * connect_ns),
             retry_ns=max(min(_SECOND_NS, lost_ns // 2), 1),
         )
+
+
+def earlier(a: int | None, b: int | None) -> int | None:
+    """Return the earlier of two times; None, which is no time, where both are that."""
+    if a is None or b is None:
+        return b if a is None else a
+    return min(a, b)

@@ -24,7 +24,8 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from types import FrameType
+from functools import partial
+from types import FrameType, TracebackType
 
 from quicoll.errors import LocalError, Terminated
 
@@ -32,26 +33,26 @@ __all__ = ["StopRequest", "sigterm_asks", "sigterm_tells"]
 
 
 class StopRequest:
-    """Whether a rank was asked to stop, and what has to be woken when it is."""
+    """Whether a rank was asked to stop, and what has to be woken when it is.
+
+    Attributes:
+        asked: Whether `ask` was called, which alone changes this.
+    """
 
     def __init__(self) -> None:
         """Nothing is asked yet."""
-        self._asked = False
-        self._wakes: tuple[Callable[[], object], ...] = ()  # replaced as a whole: a signal may come at any moment
-
-    @property
-    def asked(self) -> bool:
-        """Whether `ask` was called."""
-        return self._asked
+        self.asked = False
+        # An ordered set. A signal may come at any moment: to add one, to take one out and to list all is one step each.
+        self._wakes: dict[Callable[[], object], None] = {}
 
     def ask(self) -> None:
         """Ask. From any thread, and from a signal handler; again does nothing more."""
-        self._asked = True
-        for wake in self._wakes:
+        self.asked = True
+        for wake in list(self._wakes):
             with contextlib.suppress(RuntimeError):  # the loop is closed, and nothing waits there any more
                 wake()
 
-    def on_ask(self, loop: asyncio.AbstractEventLoop, wake: Callable[[], object]) -> Callable[[], None]:
+    def on_ask(self, loop: asyncio.AbstractEventLoop, wake: Callable[[], object]) -> Callable[[], object]:
         """Call a function on a loop when it is asked for; soon if it was. It may be called more than once.
 
         Args:
@@ -60,18 +61,11 @@ class StopRequest:
         Returns:
             Takes this back; a call that is on its way then comes all the same.
         """
-
-        def ring() -> None:
-            loop.call_soon_threadsafe(wake)
-
-        self._wakes = (*self._wakes, ring)
-        if self._asked:  # looked at last: it may have come just before the line above
+        ring = partial(loop.call_soon_threadsafe, wake)
+        self._wakes[ring] = None
+        if self.asked:  # looked at last: it may have come just before the line above
             ring()
-
-        def forget() -> None:
-            self._wakes = tuple(each for each in self._wakes if each is not ring)
-
-        return forget
+        return partial(self._wakes.pop, ring, None)
 
     def limit(self, loop: asyncio.AbstractEventLoop, after: float, overdue: Callable[[], None]) -> Callable[[], None]:
         """Call a function on a loop some time after it is asked for, if this is not taken back before.
@@ -101,53 +95,68 @@ class StopRequest:
 
         return unlimit
 
-    @contextlib.contextmanager
-    def interrupting(self, *, after: float = 0.0) -> Iterator[None]:
-        """Give up what is awaited in the block when it is asked for.
+    def interrupting(self, *, after: float = 0.0) -> Interrupting:
+        """Give up what is awaited in a block when it is asked for.
 
         Args:
             after: Seconds from then on, or from the beginning of the block if it was asked for before. With 0 the block
                 is not even begun in that case.
-        Raises:
-            LocalError: This is no task.
-            Terminated: What was awaited is given up.
+        Returns:
+            For a `with` statement. It raises LocalError where this is no task, and Terminated where what was awaited is
+            given up.
         """
-        task, loop = asyncio.current_task(), asyncio.get_running_loop()
+        return Interrupting(self, after)
+
+
+class Interrupting:
+    """The block of `StopRequest.interrupting`; once. (A class, as two of them are entered in each step.)"""
+
+    __slots__ = ("_after", "_before", "_due", "_forget", "_inside", "_interrupted", "_loop", "_request", "_task")
+
+    def __init__(self, request: StopRequest, after: float) -> None:
+        """See `StopRequest.interrupting`."""
+        self._request = request
+        self._after = after
+        self._inside, self._interrupted = True, False
+        self._due: asyncio.TimerHandle | None = None
+
+    def __enter__(self) -> None:
+        self._loop = loop = asyncio.get_running_loop()
+        task = asyncio.current_task(loop)
         if task is None:
             raise LocalError("called outside of a task: there is nothing that could be interrupted")
-        before = task.cancelling()
-        inside, interrupted = True, False
-        due: asyncio.TimerHandle | None = None
+        self._task, self._before = task, task.cancelling()
+        self._forget = self._request.on_ask(loop, self._asked)
+        if self._request.asked and not self._after:
+            self._leave()
+            raise Terminated
 
-        def interrupt() -> None:
-            nonlocal interrupted
-            if inside and not interrupted:
-                interrupted = True
-                task.cancel()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        interrupted = self._interrupted and self._task.cancelling() <= self._before + 1
+        self._leave()
+        if interrupted and isinstance(error, asyncio.CancelledError):
+            raise Terminated from error
 
-        def asked() -> None:
-            nonlocal due
-            if not after:
-                interrupt()
-            elif inside and due is None:
-                due = loop.call_later(after, interrupt)
+    def _asked(self) -> None:
+        if not self._after:
+            self._interrupt()
+        elif self._inside and self._due is None:
+            self._due = self._loop.call_later(self._after, self._interrupt)
 
-        forget = self.on_ask(loop, asked)
-        try:
-            if self._asked and not after:
-                raise Terminated
-            yield
-        except asyncio.CancelledError as error:
-            if interrupted and task.cancelling() <= before + 1:
-                raise Terminated from error
-            raise
-        finally:
-            inside = False
-            forget()
-            if due is not None:
-                due.cancel()
-            if interrupted:
-                task.uncancel()  # that cancellation was ours, and is over
+    def _interrupt(self) -> None:
+        if self._inside and not self._interrupted:
+            self._interrupted = True
+            self._task.cancel()
+
+    def _leave(self) -> None:
+        self._inside = False
+        self._forget()
+        if self._due is not None:
+            self._due.cancel()
+        if self._interrupted:
+            self._task.uncancel()  # that cancellation was ours, and is over
 
 
 _handling: list[StopRequest] = []

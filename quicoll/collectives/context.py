@@ -516,7 +516,8 @@ class CallContext:
         with self.lock:
             self.step = step
             self._at_commit = at_commit
-            self._release()
+            if self._fed_back:
+                self._release()
             self._results.clear()
             self._voted_groups.clear()
             self._issued.clear()
@@ -526,7 +527,8 @@ class CallContext:
         with self.lock:
             self.step = None
             self._at_commit = None
-            self._release()
+            if self._fed_back:
+                self._release()
             self._issued.clear()
 
     def _release(self) -> None:
@@ -538,6 +540,8 @@ class CallContext:
     def settle(self) -> tuple[str, ...]:
         """Note the results that nobody has taken. Return the names of the step's operations that have not ended."""
         with self.lock:
+            if not self._issued:
+                return ()
             return tuple([each.operation.name for each in self._issued.values() if not each.settle()])
 
     def digests(self, step: int) -> tuple[bytes, tuple[tuple[int, bytes], ...]]:
@@ -550,7 +554,7 @@ class CallContext:
             if is_derived(group):
                 state = parts.setdefault(group, blake2b(step.to_bytes(8, "big"), digest_size=16))
             state.update(group.to_bytes(8, "big") + seq.to_bytes(8, "big") + self._results[group, seq])
-        return whole.digest(), tuple((group, state.digest()) for group, state in parts.items())
+        return whole.digest(), tuple([(group, state.digest()) for group, state in parts.items()]) if parts else ()
 
     def close_down(self) -> None:
         """The job is over. Write what has ended, close the audit's file, if there is one, and let go of memory."""

@@ -734,11 +734,8 @@ class Engine:
                     self._adopt(action.lost_after_ns)
                 case Reconnect():
                     self._coordinator.close(action.cause)
-        self._arm()
-
-    def _arm(self) -> None:
-        """See to it that the membership's next deadline is met. A timer that is set for an earlier time stays: each
-        step puts the deadline off three times, and to look in vain now and then costs less than to set it each time."""
+        # A timer that is set for an earlier time stays: each step puts the deadline off three times, and to look in
+        # vain now and then costs less than to set it each time.
         at = self._member.next_timer()
         if self._meter is not None and (at is None or self._meter.due_ns < at):
             at = self._meter.due_ns

@@ -208,7 +208,7 @@ class LookingSelector(selectors.DefaultSelector):
         Returns:
             What is ready, with the events that it is ready for.
         """
-        if self._part is None or self._part < 1:
+        if (self._part is None or self._part < 1) and (self._share is None or self.clock() >= self._share.due_ns):
             self._keep_to_share()
         gave = self._give()
         if self._called():
@@ -264,11 +264,10 @@ class LookingSelector(selectors.DefaultSelector):
             self._share.slept(self._used())
 
     def _keep_to_share(self) -> None:
-        """Rest, if it is time to."""
+        """Rest, if it owes that; it is time to ask."""
         now = self.clock()
         if self._share is None:
             self._share = EngineShare(self._part, now, self._used(), rest_ns=self._rest_ns)
-        if not self._share.is_due(now):
             return
         if not self._idle() and self._hurried():
             self._share.pass_over(now)

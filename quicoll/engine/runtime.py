@@ -249,12 +249,18 @@ class ThreadRuntime:
     def _is_awaited(self) -> bool:
         """On the engine's thread: whether somebody waits for one of the calls under way."""
         with self._lock:
-            return any(answer.awaited for answer in self._calls)
+            for answer in self._calls:
+                if answer.awaited:
+                    return True
+        return False
 
     def _is_hurried(self) -> bool:
         """On the engine's thread: whether somebody waits for a call under way, or not all go through memory alone."""
         with self._lock:
-            return not self._calls or any(answer.awaited or not answer.held for answer in self._calls)
+            for answer in self._calls:
+                if answer.awaited or not answer.held:
+                    return True
+            return not self._calls
 
     def _is_idle(self) -> bool:
         return not self._calls

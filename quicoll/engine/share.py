@@ -77,13 +77,16 @@ class Used(NamedTuple):
 
 
 class EngineShare:
-    """The engine's part of the time; see the module's head. counts: whether its own sleeps are to be told (`slept`)."""
+    """The engine's part of the time; see the module's head.
+
+    due_ns: when to call `rest` or `pass_over`, and not before: not more often than pays. counts: whether its own sleeps
+    are to be told (`slept`).
+    """
 
     __slots__ = (
         "_contended_ns",
         "_cpu_ns",
         "_credit",
-        "_due_ns",
         "_owing_ns",
         "_patience_ns",
         "_rest_ns",
@@ -91,6 +94,7 @@ class EngineShare:
         "_share",
         "_switches",
         "counts",
+        "due_ns",
     )
 
     def __init__(self, share: float | None, now_ns: int, used: Used, *, rest_ns: int = REST_NS) -> None:
@@ -109,17 +113,13 @@ class EngineShare:
         self._credit = MOST_NS
         self._contended_ns = now_ns - BELIEVED_NS - 1
         self._seen_ns = now_ns
-        self._due_ns = now_ns + LEAST_NS
+        self.due_ns = now_ns + LEAST_NS
         self.counts = True
         self._cpu_ns, self._switches = used
 
-    def is_due(self, now_ns: int) -> bool:
-        """Return whether to call `rest` or `pass_over` now: not more often than pays."""
-        return now_ns >= self._due_ns
-
     def pass_over(self, now_ns: int) -> None:
         """Take note that what it does now is not counted."""
-        self._due_ns = now_ns + HURRIED_NS
+        self.due_ns = now_ns + HURRIED_NS
         self._credit = max(self._credit, 0)
         self.counts = False
 
@@ -136,7 +136,7 @@ class EngineShare:
         before = self._switches if counted else None  # what it slept while that did not count was not told
         if before is not None and used.switches is not None and used.switches > before:
             self._contended_ns = now_ns
-        self._seen_ns, self._due_ns = now_ns, now_ns + LEAST_NS
+        self._seen_ns, self.due_ns = now_ns, now_ns + LEAST_NS
         self._cpu_ns, self._switches = used
         self._credit = min(MOST_NS, self._credit + round(passed * self._share) - took)
         if not counted:

@@ -13,6 +13,7 @@ ended; else its caller hears why not, and nothing is voted for. Everything on th
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from quicoll.errors import PeerError
@@ -168,9 +169,8 @@ class Voting:
         Returns:
             The wait, by which it is cancelled.
         """
-        return self._waiting.decision(
-            lambda: self._outcomes.decision(view_id, index), timeout, view_id=view_id, ended=ended
-        )
+        known = partial(self._outcomes.decision, view_id, index)
+        return self._waiting.decision(known, timeout, view_id=view_id, ended=ended)
 
     async def unanswered(self, view_id: int, reason: str) -> tuple[int, int] | None:
         """Take note that the caller waits no longer for its step.

@@ -45,27 +45,26 @@ class Waiting:
         self._node = node
         self._default_address = default_address
         self._absence = absence
-        self._changed: asyncio.Future[None] = loop.create_future()
+        self._changed: asyncio.Future[None] | None = None  # of those who wait for a view; None: nobody does
         self._verdicts: dict[_Verdict, None] = {}  # an ordered set: who waits for a decision
+        self._timer: asyncio.TimerHandle | None = None  # at `_timer_at` it is seen who of them has waited too long
+        self._timer_at = 0.0
         self._held = ""  # why the coordinator cannot form a view
         self._refused = ""
         self._over: JobOver | Dismissal | FreeToLeave | None = (
             None  # why there is no view any more, where the coordinator says so
         )
-        self._closed = False
+        self.closed = False
+        """Whether the engine is closed; `close` says so."""
         self.on_wake: Callable[[], None] = lambda: None
         """Called whenever all who wait look again, before they do."""
-
-    @property
-    def closed(self) -> bool:
-        """Whether the engine is closed."""
-        return self._closed
 
     def wake(self) -> None:
         """Have all who wait look again."""
         self.on_wake()
-        changed, self._changed = self._changed, self._loop.create_future()
-        changed.set_result(None)
+        if self._changed is not None:
+            changed, self._changed = self._changed, None
+            changed.set_result(None)
         for verdict in list(self._verdicts):
             self._look(verdict)
 
@@ -85,8 +84,11 @@ class Waiting:
 
     def close(self) -> None:
         """Tell all who wait, and all who will, that the engine is closed."""
-        self._closed = True
+        self.closed = True
         self.wake()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     async def view(
         self, at_work: Callable[[], View | None], timeout: float | None, *, joining: bool
@@ -107,12 +109,14 @@ class Waiting:
         try:
             async with asyncio.timeout(timeout):
                 while (view := at_work()) is None:
-                    if self._closed:
+                    if self.closed:
                         raise job_closed()
                     if self._refused:
                         raise PeerError(self._refusal())
                     if self._over is not None:
                         return self._over
+                    if self._changed is None:
+                        self._changed = self._loop.create_future()
                     await asyncio.shield(self._changed)
         except TimeoutError:
             why = self.missing() or "the view is not complete"
@@ -141,28 +145,47 @@ class Waiting:
         Returns:
             The wait, by which it is cancelled.
         """
-        verdict = _Verdict(self, known, view_id, ended)
+        verdict = _Verdict(self, known, view_id, ended, timeout=timeout, until=self._loop.time() + timeout)
         self._verdicts[verdict] = None
         self._look(verdict)
         if verdict in self._verdicts:
-            verdict.timer = self._loop.call_later(timeout, self._too_late, verdict, timeout)
+            self._watch(verdict.until)
         return verdict
+
+    def _watch(self, until: float) -> None:
+        """See to it that a wait ends then. A timer for an earlier time stays: there is a wait with each step, which
+        hardly ever lasts, and to look in vain once in a while costs less than to set a timer for each."""
+        if self._timer is not None:
+            if self._timer_at <= until:
+                return
+            self._timer.cancel()
+        self._timer_at = until
+        self._timer = self._loop.call_at(until, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        now = max(self._loop.time(), self._timer_at)  # a loop may wake us a little before the time
+        for verdict in list(self._verdicts):
+            if verdict.until <= now:
+                self._too_late(verdict)
+        if self._verdicts:
+            self._watch(min(verdict.until for verdict in self._verdicts))
 
     def _look(self, verdict: _Verdict) -> None:
         decision = verdict.known()
         if decision is not None:
             self._settle(verdict, decision, None)
-        elif self._closed:
+        elif self.closed:
             self._settle(verdict, None, job_closed())
         elif self._refused:
             doubt = f"{self._refusal()}; whether the step is committed is not known"
             self._settle(verdict, None, Partitioned(doubt, node=self._node, view=verdict.view_id))
 
-    def _too_late(self, verdict: _Verdict, timeout: float) -> None:
+    def _too_late(self, verdict: _Verdict) -> None:
         absence = self._absence()
         doubt = (
-            f"no decision within {timeout:g} s{f' ({absence})' if absence else ''}; whether the step is committed "
-            "is not known yet"
+            f"no decision within {verdict.timeout:g} s{f' ({absence})' if absence else ''}; whether the step is "
+            "committed is not known yet"
         )
         self._settle(verdict, None, Partitioned(doubt, node=self._node, view=verdict.view_id))
 
@@ -170,8 +193,6 @@ class Waiting:
         if verdict not in self._verdicts:
             return
         del self._verdicts[verdict]
-        if verdict.timer is not None:
-            verdict.timer.cancel()
         verdict.ended(decision, error)
 
     def give_up(self, verdict: _Verdict) -> None:
@@ -190,7 +211,7 @@ class Waiting:
 
 
 class _Verdict:
-    """One who waits for a decision."""
+    """One who waits for a decision. timeout: how many seconds; until: by the loop's time."""
 
     def __init__(
         self,
@@ -198,11 +219,15 @@ class _Verdict:
         known: Callable[[], Decision | None],
         view_id: int,
         ended: Callable[[Decision | None, BaseException | None], None],
+        *,
+        timeout: float,
+        until: float,
     ) -> None:
         self.known = known
         self.view_id = view_id
         self.ended = ended
-        self.timer: asyncio.TimerHandle | None = None
+        self.timeout = timeout
+        self.until = until
         self._waiting = waiting
 
     def cancel(self) -> None:

@@ -224,12 +224,19 @@ class Journal:
         return self._history
 
     def append(self, record: JournalRecord) -> None:
+        # Without the context managers of the other calls: there is one with each step.
         if not self._usable:
             raise JournalError("closed, or a write has failed; open it anew to see what it holds", path=str(self._path))
         history = self._history.apply(record)  # a record that contradicts the journal is refused before the disk is
         self._usable = False
-        with _explained(self._path), self._transaction():
-            self._write(record)
+        try:
+            if isinstance(record, Forgotten):
+                with self._transaction():
+                    self._write(record)
+            else:
+                self._write(record)  # one statement, which is a transaction by itself
+        except _TROUBLE as error:
+            raise _explain(error, self._path) from error
         self._usable = True
         self._history = history
 
@@ -418,16 +425,25 @@ class Journal:
 
 @contextlib.contextmanager
 def _explained(path: Path, *, otherwise: str = "it cannot be used, or is damaged") -> Iterator[None]:
-    """SQLite's and the system's errors become ours, here and nowhere else. otherwise: what one without a code means."""
+    """SQLite's and the system's errors become ours, by `_explain`."""
     try:
         yield
-    except sqlite3.Error as error:
+    except LocalError:
+        raise
+    except _TROUBLE as error:
+        raise _explain(error, path, otherwise) from error
+
+
+_TROUBLE = (sqlite3.Error, OSError, msgspec.DecodeError, ValueError, OverflowError)
+
+
+def _explain(error: Exception, path: Path, otherwise: str = "it cannot be used, or is damaged") -> JournalError:
+    """Return what is raised for it. otherwise: what one means that has no code of SQLite's."""
+    meaning = otherwise
+    if isinstance(error, sqlite3.Error):
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the low byte is the primary code of an extended one
-        raise JournalError(_MEANINGS.get(code, otherwise) + f" ({error})", path=str(path)) from error
-    except (OSError, msgspec.DecodeError, ValueError, OverflowError) as error:
-        if isinstance(error, LocalError):
-            raise
-        raise JournalError(f"{otherwise} ({error})", path=str(path)) from error
+        meaning = _MEANINGS.get(code, otherwise)
+    return JournalError(f"{meaning} ({error})", path=str(path))
 
 
 _MEANINGS = {

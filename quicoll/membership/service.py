@@ -22,7 +22,6 @@ that stands by); an operator waits for an answer then (its link ends, and it ask
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import random
 from collections.abc import Callable, Sequence
@@ -327,32 +326,33 @@ class CoordinatorService:
         link.listen(self._on_app, self._on_state)
 
     def _on_app(self, link: Link, data: bytes) -> None:
-        if link in self._drops or self._links.get(link.node) is not link:
+        node, term = link.node, self._term
+        if link in self._drops or self._links.get(node) is not link:
             return
         try:
-            message = decode(data, sender="member", node=link.node)
+            message = decode(data, sender="member", node=node)
         except PeerError as error:
             log.warning("%s", error)
             link.close("malformed message")
             return
         if isinstance(message, Join):
-            if self._joined.get(link.node) == link.number:
-                log.warning("%s joined twice over one link", link.node)
+            if self._joined.get(node) == link.number:
+                log.warning("%s joined twice over one link", node)
                 link.close("joined twice")
                 return
-            self._joined[link.node] = link.number
+            self._joined[node] = link.number
         if isinstance(message, AskRelay):
-            if self._term is not None and not self._config.relay and self._joined.get(link.node) == link.number:
+            if term is not None and not self._config.relay and self._joined.get(node) == link.number:
                 self._send(link, self.desk.ask(link, message))
             return
-        if self._term is None:
+        if term is None:
             if isinstance(message, Join):
-                self._kept[link.node] = (link, message)
+                self._kept[node] = (link, message)
                 self._send(link, Standby(leader=self._leader[:MAX_TEXT]))
             return
         if isinstance(message, Join):
-            self._look_at(self._term, link)
-        self._term.receive(link.node, message, incarnation=link.remote_incarnation)
+            self._look_at(term, link)
+        term.receive(node, message, incarnation=link.remote_incarnation)
 
     @staticmethod
     def _look_at(term: Term, link: Link) -> None:
@@ -396,8 +396,10 @@ class CoordinatorService:
                 emit_note(action.event, self._observers)
 
     def _send(self, link: Link, message: FromRelay) -> None:
-        with contextlib.suppress(LinkLost):  # its loss is reported by on_state
+        try:
             link.send_app(encode(message))
+        except LinkLost:  # its loss is reported by on_state
+            return
 
 
 def coordinator_config(

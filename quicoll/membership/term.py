@@ -157,24 +157,22 @@ class Term:
 
     def work(self) -> None:
         """Carry out what the core wants, then sleep until it wants something again."""
-        if not self._goes_on():
-            return
-        while self._writing is None and (work := self._next_work()) is not None:
-            call, then = work
-            if call is None:
-                then()
-            elif self._executor is None:
-                try:
-                    call()
-                except QuicollError as error:
-                    self._fail(error)
-                    return
-                then()
+        while self._writing is None and not (self._over or self._failed.done()):
+            action = self.core.next_action()
+            if action is None:
+                if not self._answers:
+                    break
+                answers, self._answers = self._answers, []
+                self._ask_journal(self._journal.confirm, partial(_call_all, answers))
+            elif isinstance(action, Persist):
+                self._ask_journal(partial(self._journal.append, action.record), _nothing)
+            elif rests_on_journal(action):
+                self._ask_journal(self._journal.confirm, partial(self._carry_out, action))
             else:
-                self._writing_ns = self.now_ns()
-                self._writing = self._loop.run_in_executor(self._executor, call)
-                self._writing.add_done_callback(partial(self._written, then))
-        if not self._goes_on():  # an action has ended it
+                if isinstance(action, Note) and isinstance(action.event, ViewInstalled):
+                    self._led_view = True
+                self._carry_out(action)
+        if self._over or self._failed.done():
             return
         at = self.core.next_timer()
         # One that is set for an earlier time stays: to look in vain costs less than to set it anew with each message.
@@ -185,31 +183,19 @@ class Term:
         self._timer_ns = at
         self._timer = self._loop.call_at(at / 1e9 + 1e-9, self._on_timer)
 
-    def _goes_on(self) -> bool:
-        return not (self._over or self.failed)
-
-    def _next_work(self) -> tuple[Callable[[], None] | None, Callable[[], None]] | None:
-        """Return what to ask of the journal, if anything, and what to do then; None where there is nothing to do."""
-        if not self._goes_on():
-            return None
-        action = self.core.next_action()
-        if action is not None:
-            return self._journal_call(action), partial(self._act, action)
-        if not self._answers:
-            return None
-        answers, self._answers = self._answers, []
-        return self._journal.confirm, partial(_call_all, answers)
-
-    def _journal_call(self, action: CoordinatorAction) -> Callable[[], None] | None:
-        """Return what has to be asked of the journal before the action is carried out; None where nothing has."""
-        if isinstance(action, Persist):
-            return partial(self._journal.append, action.record)
-        return self._journal.confirm if rests_on_journal(action) else None
-
-    def _act(self, action: CoordinatorAction) -> None:
-        if isinstance(action, Note) and isinstance(action.event, ViewInstalled):
-            self._led_view = True
-        self._carry_out(action)
+    def _ask_journal(self, call: Callable[[], None], then: Callable[[], None]) -> None:
+        """Have the journal do something, and go on with `then` when it has."""
+        if self._executor is None:
+            try:
+                call()
+            except QuicollError as error:
+                self._fail(error)
+            else:
+                then()
+        else:
+            self._writing_ns = self.now_ns()
+            self._writing = self._loop.run_in_executor(self._executor, call)
+            self._writing.add_done_callback(partial(self._written, then))
 
     def _written(self, then: Callable[[], None], call: asyncio.Future[None]) -> None:
         """Go on after a call of the journal on its thread."""
@@ -245,6 +231,10 @@ class Term:
         """Wait until the journal's call that was under way has ended; it ends by itself."""
         if self._writing is not None:
             await asyncio.wait({self._writing})
+
+
+def _nothing() -> None:
+    """A record is there, and what follows from it is an action of its own."""
 
 
 def _call_all(calls: Sequence[Callable[[], None]]) -> None:

@@ -354,6 +354,8 @@ class Teacher:
         Raises:
             LocalError: What `save` returned is no state.
         """
+        if not self._pupils:
+            return
         for node in [node for node, pupil in self._pupils.items() if view.rank_of(node) is not None]:
             if self._pupils[node].lesson != view.view_id:
                 await self._forget(node)

@@ -81,8 +81,8 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -186,7 +186,7 @@ class StepProtocol:
         self._hold_timeout = hold_timeout
         self._stop = stop or StopRequest()
         self._stop_timeout = stop_timeout
-        self._unlimit: Callable[[], None] = lambda: None  # while a step is open: lets it go on as long as it likes
+        self._unlimit: Callable[[], object] = lambda: None  # while a step is open: lets it go on as long as it likes
         self._giving_up: asyncio.Task[None] | None = None  # the loop itself keeps no task alive
         self._phase = StepPhase.OUTSIDE
         self._open: StepAttempt | None = None  # in AHEAD, and in OPEN
@@ -225,8 +225,7 @@ class StepProtocol:
             Diverged: The ranks hold different states, and nobody knows which is right.
             Terminated: This rank was asked to stop.
         """
-        async with self._entry():
-            await self._ready(timeout)
+        await self._enter(partial(self._ready, timeout))
 
     async def check_state(self) -> bytes:
         """Compare all ranks' states now, and heal what differs; return the digest that all have then.
@@ -237,12 +236,14 @@ class StepProtocol:
             StepAborted: As `ready`.
             Diverged: As `ready`.
         """
-        async with self._entry():
-            if self.state.save is None:
-                raise LocalError("there is no state to compare: call job.register_state(save, load) first")
-            await self._ready()
-            await self._synchronise()
-            return self._keeper.digest
+        await self._enter(self._compare)
+        return self._keeper.digest
+
+    async def _compare(self) -> None:
+        if self.state.save is None:
+            raise LocalError("there is no state to compare: call job.register_state(save, load) first")
+        await self._ready()
+        await self._synchronise()
 
     async def enter(self, attempt: StepAttempt) -> None:
         """Begin a step: `ready`, then tell the engine. Or enter it ahead of the decision on the one before it.
@@ -263,10 +264,12 @@ class StepProtocol:
             attempt.number, attempt.view = undecided.attempt.number + 1, self._context.view
             self._open, self._phase = attempt, StepPhase.AHEAD
             return
-        async with self._entry():
-            await self._ready()
-            attempt.number, attempt.view = self.state.version.step + 1, self._context.view
-            await self.begin(attempt, self._context.view)
+        await self._enter(partial(self._begin, attempt))
+
+    async def _begin(self, attempt: StepAttempt) -> None:
+        await self._ready()
+        attempt.number, attempt.view = self.state.version.step + 1, self._context.view
+        await self.begin(attempt, self._context.view)
 
     def is_decided(self, attempt: StepAttempt) -> bool:
         """Return whether `proceed` would wait for no decision."""
@@ -349,33 +352,34 @@ class StepProtocol:
 
         self._unlimit = self._stop.limit(loop, self._stop_timeout, overdue)
 
-    @contextmanager
-    def _alone(self, phase: StepPhase) -> Iterator[None]:
-        """Hold off other tasks: two would both bring the state up to date, or begin the step, and the others once."""
-        if self.entered:
-            raise LocalError("a step is already open; steps do not nest, and ready() comes between them")
+    def _claim(self, phase: StepPhase) -> None:
+        """Hold off other tasks, until `_release`: two would both bring the state up to date, or begin the step, and the
+        others once."""
         if self._phase is not StepPhase.OUTSIDE:
+            if self.entered:
+                raise LocalError("a step is already open; steps do not nest, and ready() comes between them")
             raise LocalError("another task is in ready(), or at the entry or the end of a step, of this job")
         self._phase = phase
-        try:
-            yield
-        finally:
-            if self._phase is phase:  # an entry that went well has made it OPEN
-                self._phase = StepPhase.OUTSIDE
 
-    @asynccontextmanager
-    async def _entry(self) -> AsyncIterator[None]:
+    def _release(self, phase: StepPhase) -> None:
+        if self._phase is phase:  # an entry that went well has made it OPEN
+            self._phase = StepPhase.OUTSIDE
+
+    async def _enter(self, work: Callable[[], Awaitable[None]]) -> None:
         """Make an entry, which is given up when this rank is asked to stop; then, if needed, hand the state over."""
-        with self._alone(StepPhase.ENTRY):
+        self._claim(StepPhase.ENTRY)
+        try:
             if self._left is not None:
                 with self._stop.interrupting(after=self._stop_timeout):
                     await self.conclude()
             try:
                 with self._stop.interrupting():
-                    yield
+                    await work()
             except Terminated:
                 await self._hand_over()
                 raise
+        finally:
+            self._release(StepPhase.ENTRY)
 
     async def _hand_over(self) -> None:
         """Stay while others wait for the state that only this rank holds.
@@ -505,14 +509,22 @@ class StepProtocol:
         self._context.close()
         self._open, self._phase = None, StepPhase.OUTSIDE
         check, self._check = self._check, None
-        with self._alone(StepPhase.END), self._stop.interrupting(after=self._stop_timeout):
-            await self._end(attempt, error, unfinished, check)
+        self._claim(StepPhase.END)
+        try:
+            with self._stop.interrupting(after=self._stop_timeout):
+                await self._end(attempt, error, unfinished, check)
+        finally:
+            self._release(StepPhase.END)
 
     async def settle(self) -> None:
         """Act on the decision of a step that was left before it was decided, if there is one; as `proceed` raises."""
         if self._left is not None and self._phase is StepPhase.OUTSIDE:
-            with self._alone(StepPhase.END), self._stop.interrupting(after=self._stop_timeout):
-                await self.conclude()
+            self._claim(StepPhase.END)
+            try:
+                with self._stop.interrupting(after=self._stop_timeout):
+                    await self.conclude()
+            finally:
+                self._release(StepPhase.END)
 
     def _drop(self, attempt: StepAttempt) -> None:
         attempt.over = True

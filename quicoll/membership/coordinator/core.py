@@ -47,6 +47,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from quicoll.deadlines import earlier
 from quicoll.errors import LocalError
 from quicoll.membership.coordinator import scaling
 from quicoll.membership.coordinator.action_queue import ActionQueue
@@ -355,7 +356,7 @@ class CoordinatorCore:
 
     def next_timer(self) -> int | None:
         """Return when `handle_timer` has to be called at the latest; None when nothing is pending."""
-        return min((at for at in (self._stage.deadline_ns, self._due.wake_ns) if at is not None), default=None)
+        return earlier(self._stage.deadline_ns, self._due.wake_ns)
 
     def next_action(self) -> CoordinatorAction | None:
         """Return the next action to carry out; None when there is none."""

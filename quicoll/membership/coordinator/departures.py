@@ -86,8 +86,10 @@ class Departures:
         if more is not None:
             self._ledger.record(more)
         going = self.due(view, now_ns)
+        if not going:
+            return
         # Whoever has come with this view owns something before it has voted.
-        if going and any(candidate.owns for candidate in self._roster if view.rank_of(candidate.node) is not None):
+        if any(candidate.owns for candidate in self._roster if view.rank_of(candidate.node) is not None):
             for candidate in going:
                 candidate.parting = True  # in the view that follows; the first that has parted lets all of them go
             return

@@ -61,7 +61,7 @@ from quicoll.membership.coordinator.elimination import Elimination
 from quicoll.membership.coordinator.lessons import MAX_NOTED, Lessons, NodeLesson
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Container, Iterable, Sequence
 
 __all__ = [
     "LONGEST_LEAVE",
@@ -372,11 +372,15 @@ class Evidence:
 
     def left_out(self, *, now_ns: int) -> tuple[str, ...]:
         """Return the nodes that are left out now."""
+        if not self._standings:
+            return ()
         return tuple(node for node, standing in self._standings.items() if now_ns < standing.until_ns)
 
-    def next_return(self, nodes: Collection[str], *, now_ns: int) -> int | None:
+    def next_return(self, nodes: Container[str], *, now_ns: int) -> int | None:
         """Return when the next of these nodes that is left out may take part again; None if none is."""
-        times = [self._standings[node].until_ns for node in nodes if node in self._standings]
+        if not self._standings:
+            return None
+        times = [standing.until_ns for node, standing in self._standings.items() if node in nodes]
         return min((at for at in times if at > now_ns), default=None)
 
     def weights(self, nodes: Iterable[str]) -> dict[str, int]:

@@ -37,6 +37,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from quicoll.deadlines import earlier
 from quicoll.errors import LocalError
 from quicoll.membership.coordinator.admission import name_list, shortfall
 from quicoll.membership.coordinator.ending import goes_on
@@ -110,16 +111,16 @@ class Formation:
 
     def _choose_workers(self, history: History, *, now_ns: int, without: Collection[str]) -> list[Candidate]:
         without = (*self._evidence.left_out(now_ns=now_ns), *without)
-        learners = tuple(candidate.node for candidate in self._roster.learners)
+        learners = self._roster.learners
         if learners:
-            rest = self._choose(history, (*without, *learners), now_ns=now_ns)
+            rest = self._choose(history, (*without, *(each.node for each in learners)), now_ns=now_ns)
             if rest and not self.shortfall(rest, history):
                 return rest
         return self._choose(history, without, now_ns=now_ns)
 
     def _choose(self, history: History, without: Collection[str], *, now_ns: int) -> list[Candidate]:
         last = history.view.nodes[: history.view.workers] if history.view is not None else ()
-        warm = tuple(candidate.node for candidate in self._roster if candidate.warm)
+        warm = [candidate.node for candidate in self._roster if candidate.warm]
         first = (self._first,) if self._is_asking(history) else ()
         limit = self.limit(history)
         return self._roster.choose(now_ns=now_ns, limit=limit, preferred=(first, last, warm), without=without)
@@ -147,9 +148,8 @@ class Formation:
 
     def next_return(self, *, now_ns: int) -> int | None:
         """Return when the next connected node that is left out may be tried again; None if none is."""
-        nodes = [candidate.node for candidate in self._roster]
-        times = (self._roster.next_retry(now_ns=now_ns), self._evidence.next_return(nodes, now_ns=now_ns))
-        return min((at for at in times if at is not None), default=None)
+        roster = self._roster
+        return earlier(roster.next_retry(now_ns=now_ns), self._evidence.next_return(roster, now_ns=now_ns))
 
     def shortfall(self, chosen: list[Candidate], history: History) -> str:
         """Return why these are too few for a view, "" if they are not."""
@@ -296,9 +296,14 @@ class Formation:
 
 
 def _parting(chosen: list[Candidate]) -> tuple[str, ...]:
-    return tuple(candidate.node for candidate in chosen if candidate.parting)
+    return tuple([candidate.node for candidate in chosen if candidate.parting])
 
 
 def _is_of(view: View, chosen: list[Candidate]) -> bool:
     """Whether a view of these would be the same but for its number."""
-    return tuple(candidate.node for candidate in chosen) == view.nodes and _parting(chosen) == view.parting
+    if len(chosen) != view.world_size:
+        return False
+    for candidate, node in zip(chosen, view.nodes, strict=True):
+        if candidate.node != node or candidate.parting != (node in view.parting):
+            return False
+    return True

@@ -180,7 +180,8 @@ class History:
         """Nodes of which a new view needs more than half, by rank; empty before the first view. Spares are none."""
         if self.view is None:
             return ()
-        return tuple(node for node in self.view.nodes[: self.view.workers] if node not in self.left)
+        workers = self.view.nodes[: self.view.workers]
+        return tuple([node for node in workers if node not in self.left]) if self.left else workers
 
     @property
     def ended(self) -> bool:
@@ -265,14 +266,18 @@ class History:
             commits = (*commits[:-1], (record.view_id, commits[-1][1], record.step))
         else:
             commits = (*commits, (record.view_id, record.step, record.step))
-        return replace(
-            self,
+        # There is one with each step, and `replace` looks at each field's definition.
+        return History(
+            seed=self.seed,
+            last_view_id=self.last_view_id,
+            view=self.view,
+            left=self.left,
             holders=self.base,
             commits=commits,
             committed_step=record.step,
             committed_view=record.view_id,
             committed_digest=record.digest,
-            finished=(),
-            final_step=0,
-            crowd=0,
+            lessons=self.lessons,
+            wanted=self.wanted,
+            to_leave=self.to_leave,
         )

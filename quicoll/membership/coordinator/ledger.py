@@ -25,18 +25,16 @@ class Ledger:
     Args:
         history: What the journal holds.
         out: The coordinator's actions.
+
+    Attributes:
+        history: Everything that was recorded so far; changed by `record` alone.
     """
 
     def __init__(self, history: History, out: ActionQueue) -> None:
-        self._history = history
+        self.history = history
         self.out = out
-
-    @property
-    def history(self) -> History:
-        """Everything that was recorded so far."""
-        return self._history
 
     def record(self, record: JournalRecord) -> None:
         """Decide it: it is durable before anything that is said after this."""
-        self._history = self._history.apply(record)
+        self.history = self.history.apply(record)
         self.out.persist(record)

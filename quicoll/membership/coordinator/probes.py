@@ -26,6 +26,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from quicoll.deadlines import earlier
 from quicoll.membership.messages import Expect, Probe
 
 if TYPE_CHECKING:
@@ -109,8 +110,8 @@ class Probes:
         for candidate in out:
             due += self._ask(candidate, others, now_ns)
             asked = self._asked.get(candidate.node)
-            if asked is not None and asked.again_ns is not None:
-                self.again_ns = asked.again_ns if self.again_ns is None else min(self.again_ns, asked.again_ns)
+            if asked is not None:
+                self.again_ns = earlier(self.again_ns, asked.again_ns)
         return due
 
     def answered(self, node: str, number: int) -> None:

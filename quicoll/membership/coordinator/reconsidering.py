@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from quicoll.deadlines import earlier
 from quicoll.membership.coordinator.actions import NodeReleased, NodesForgotten
 from quicoll.membership.coordinator.formation import Readiness
 from quicoll.membership.coordinator.probes import MOVES_NS, expectations
@@ -97,7 +98,7 @@ class Reconsidering:
     @property
     def wake_ns(self) -> int | None:
         """When to look again; None where only an input can change anything."""
-        return min((at for at in (self._wake_ns, self._probes.again_ns) if at is not None), default=None)
+        return earlier(self._wake_ns, self._probes.again_ns)
 
     def look(self, now_ns: int, *, stays: bool = False) -> None:
         """Do what is due.

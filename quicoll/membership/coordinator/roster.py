@@ -140,6 +140,7 @@ class Roster:
 
     def __init__(self, last: View | None, *, retry_min_ns: int, retry_max_ns: int) -> None:
         self._candidates: dict[str, Candidate] = {}
+        self._ranked: list[Candidate] = []  # by rank; another list with each change, as some iterate over it
         self._newest = {member.node: member.incarnation for member in last.members} if last is not None else {}
         self._backoffs: dict[str, Backoff] = {}
         self._seen: dict[str, tuple[str, int]] = {}
@@ -153,7 +154,7 @@ class Roster:
         return node in self._candidates
 
     def __iter__(self) -> Iterator[Candidate]:
-        return iter(sorted(self._candidates.values(), key=lambda candidate: candidate.rank_key))
+        return iter(self._ranked)
 
     def get(self, node: str) -> Candidate | None:
         return self._candidates.get(node)
@@ -161,12 +162,12 @@ class Roster:
     @property
     def learners(self) -> list[Candidate]:
         """Those that learn the state outside of views before they take part, by rank; spares only stand by."""
-        return [candidate for candidate in self if candidate.learning and not candidate.warm]
+        return [candidate for candidate in self._ranked if candidate.learning and not candidate.warm]
 
     @property
     def leavers(self) -> list[Candidate]:
         """Those that go at the next boundary, by rank."""
-        return [candidate for candidate in self if candidate.leaving]
+        return [candidate for candidate in self._ranked if candidate.leaving]
 
     def committed(self, view: View, step: int) -> None:
         """Take in that the members of a view hold the result of a step."""
@@ -185,6 +186,7 @@ class Roster:
             self._newest[candidate.node] = candidate.incarnation
         candidate.seen_at = self._seen.get(candidate.node)
         self._candidates[candidate.node] = candidate
+        self._rank()
 
     def saw(self, node: str, address: tuple[str, int]) -> Candidate | None:
         """Take in where a node's datagrams come from; views that are made from now on say so.
@@ -200,7 +202,12 @@ class Roster:
         return candidate
 
     def remove(self, node: str) -> Candidate | None:
-        return self._candidates.pop(node, None)
+        gone = self._candidates.pop(node, None)
+        self._rank()
+        return gone
+
+    def _rank(self) -> None:
+        self._ranked = sorted(self._candidates.values(), key=lambda candidate: candidate.rank_key)
 
     def exclude(self, node: str, *, now_ns: int) -> int:
         """Leave the node out for a while; return the nanoseconds until it may be tried if it reaches the others."""
@@ -220,6 +227,8 @@ class Roster:
 
     def left_out(self, *, now_ns: int) -> list[Candidate]:
         """Return the connected nodes that are left out at present, by rank."""
+        if not self._backoffs:
+            return []
         out = [self._candidates[node] for node in self._backoffs if node in self._candidates]
         out = [candidate for candidate in out if self.retry_ns(candidate.node) > now_ns and not candidate.leaving]
         return sorted(out, key=lambda candidate: candidate.rank_key)
@@ -240,8 +249,9 @@ class Roster:
             preferred: Who goes before others where they are more: those of the first collection, then of the next one.
             without: Nodes that are in none.
         """
-        fit = [candidate for candidate in self if not candidate.leaving and self.retry_ns(candidate.node) <= now_ns]
-        fit = [candidate for candidate in fit if candidate.node not in without]
+        fit = [each for each in self._ranked if not (each.leaving or each.node in without)]
+        if self._backoffs:
+            fit = [candidate for candidate in fit if self.retry_ns(candidate.node) <= now_ns]
         if len(fit) > limit:
             fit.sort(key=lambda each: [each.node not in part for part in preferred])  # stable: by rank within each part
             fit = sorted(fit[:limit], key=lambda candidate: candidate.rank_key)
@@ -249,6 +259,8 @@ class Roster:
 
     def next_retry(self, *, now_ns: int) -> int | None:
         """Return when the next connected node that is left out may be tried again; None if none is."""
+        if not self._backoffs:
+            return None
         waits = [self.retry_ns(node) for node in self._candidates]
         return min((wait for wait in waits if wait > now_ns), default=None)
 

@@ -73,9 +73,9 @@ class Steps:
         if isinstance(message, Vote):
             candidate.owns = message.owns
         outcome = active.receive(candidate.node, message, expected=expected, now_ns=now_ns)
-        if active.entered(candidate.node) and self._ledger.history.finished:
-            self._ledger.record(WentOn(active.view.view_id))  # whoever had finished: the job goes on
         if active.entered(candidate.node):
+            if self._ledger.history.finished:
+                self._ledger.record(WentOn(active.view.view_id))  # whoever had finished: the job goes on
             candidate.committed_step = max(candidate.committed_step, expected - 1)  # where a step begins from
         if outcome is None:
             return False

@@ -404,10 +404,10 @@ class MemberCore:
 
     def next_timer(self) -> int | None:
         """Return when `handle_timer` has to be called at the latest; None when nothing is pending."""
-        begin_ns, deadline_ns = self._announce_ns, self._wait.deadline_ns
-        if begin_ns is None or deadline_ns is None:
-            return deadline_ns if begin_ns is None else begin_ns
-        return min(begin_ns, deadline_ns)
+        local, deadline_ns = self._local, self._wait.deadline_ns
+        if local is None or local.announce_ns is None:
+            return deadline_ns
+        return local.announce_ns if deadline_ns is None else min(local.announce_ns, deadline_ns)
 
     def next_action(self) -> MemberAction | None:
         """Return the next action to carry out; None when there is none."""
@@ -550,12 +550,8 @@ class MemberCore:
         self._progress.commit(step)
         self._out.append(Decided(view_id, step, True, cause))
 
-    @property
-    def _announce_ns(self) -> int | None:
-        return None if self._local is None else self._local.announce_ns
-
     def _announce_if_due(self, now_ns: int) -> None:
-        begin_ns = self._announce_ns
+        begin_ns = None if self._local is None else self._local.announce_ns
         if begin_ns is not None and begin_ns <= now_ns:
             self._announce()
 

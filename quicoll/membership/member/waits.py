@@ -66,14 +66,12 @@ class Wait:
 
     def begin(self, awaited: Awaited, *, now_ns: int) -> None:
         """Wait for this, and for nothing else any more."""
-        durations_ns = {
-            Awaited.ANSWER: self._answer_ns,
-            Awaited.LINKS: self.form_ns,
-            Awaited.INSTALLATION: self._answer_ns,
-            Awaited.DECISION: self.vote_timeout_ns + self._margin_ns,
-        }
+        if awaited is Awaited.DECISION:
+            duration_ns = self.vote_timeout_ns + self._margin_ns
+        else:
+            duration_ns = self.form_ns if awaited is Awaited.LINKS else self._answer_ns
         self._awaited = awaited
-        self.deadline_ns = now_ns + durations_ns[awaited]
+        self.deadline_ns = now_ns + duration_ns
 
     def end(self) -> None:
         """Wait for nothing."""

@@ -164,10 +164,8 @@ def test_a_system_that_counts_no_switches_has_no_rests() -> None:
 
 def test_it_is_asked_no_more_often_than_pays() -> None:
     thread = Thread(0.1)
-    assert not thread.share.is_due(thread.now + LEAST_NS - 1)
-    assert thread.share.is_due(thread.now + LEAST_NS)
+    assert thread.share.due_ns == thread.now + LEAST_NS
     for awaited in (False, True, False):
         thread.turn(LEAST_NS, awaited=awaited)
         pause = HURRIED_NS if awaited else LEAST_NS
-        assert not thread.share.is_due(thread.now + pause - 1)
-        assert thread.share.is_due(thread.now + pause)
+        assert thread.share.due_ns == thread.now + pause

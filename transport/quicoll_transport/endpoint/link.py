@@ -73,11 +73,13 @@ class Link:
     It ends once, and for good: see `state`, `cause` and `error`. Until then connections come and go under it, and what
     was given to it is delivered exactly once. quicoll_transport.link.core has the rules of memory and order.
 
-    identity: of the peer. number: of the link; a later link of this endpoint has a greater one.
+    identity: of the peer. node: its name within its job. number: of the link; a later link of this endpoint has a
+    greater one.
     """
 
     def __init__(self, peer: Peer, identity: Identity, host: LinkHost) -> None:
         self.identity = identity
+        self.node = identity.node
         self.number = peer.number
         self._peer = peer
         self._core = peer.link
@@ -99,11 +101,6 @@ class Link:
     def loop(self) -> asyncio.AbstractEventLoop:
         """The endpoint's loop."""
         return self._host.loop
-
-    @property
-    def node(self) -> str:
-        """The peer's name within its job."""
-        return self.identity.node
 
     @property
     def addresses(self) -> Sequence[Address]:

@@ -154,7 +154,7 @@ class Endpoint:
         self._flush_handle: asyncio.Handle | None = None
         # What the layer above hears after the core's present work, to which it may add.
         self._to_hear: deque[tuple[Callable[[Any], None], Any]] = deque()
-        self._inside = False  # the core is at work, and `_hear` follows
+        self._inside = False  # the core is at work, and `_hear` and `_flush` follow
         self._gathering = False  # `send_gathered` follows
         self._asked = False  # a link has asked to be served since something last arrived
         self.heard: Callable[[], object] | None = None
@@ -329,7 +329,7 @@ class Endpoint:
         """Serve this peer before the loop's next iteration."""
         self._asked = True
         self._core.touch(peer)
-        if self._flush_handle is None:
+        if self._flush_handle is None and not self._inside:  # else `_flush` comes by itself
             self._wake()
 
     def later(self, callback: Callable[[T], None], argument: T) -> None:
@@ -487,7 +487,7 @@ class Endpoint:
             self._core.handle_timer(now_ns)
         finally:
             self._hear()
-        self._flush()
+            self._flush()
 
     def _on_runs(self, runs: list[DatagramRun]) -> float | None:
         if self._closed:
@@ -497,9 +497,9 @@ class Endpoint:
             self._core.receive(runs, self.now_ns())
         finally:
             self._hear()
-        if self.heard is not None and not self._asked:
-            self._safely(self.heard)
-        self._flush()
+            if self.heard is not None and not self._asked:
+                self._safely(self.heard)
+            self._flush()
         return self._core.patience_ns / 1e9
 
     def _on_unreachable(self, address: Address, trouble: Trouble) -> None:
