@@ -171,14 +171,13 @@ class Reduction(Operation[Any]):
     def target(self) -> Results:
         """Where the result goes. Memory for a small one, for which there is no `out`, is taken when it comes, on the
         engine's thread."""
-        if self._target is None:
-            like = self.like
-            self._target = (
-                results(None, like, recycler=self.here.recycler)
-                if like.many
-                else allocate(like.first, recycler=self.here.recycler)
-            )
-        return self._target
+        target = self._target
+        if target is None:
+            like = self._like or self.like
+            recycler = self.here.recycler
+            target = results(None, like, recycler=recycler) if like.many else allocate(like.first, recycler=recycler)
+            self._target = target
+        return target
 
     @property
     def output(self) -> Array:
@@ -250,7 +249,8 @@ class Reduction(Operation[Any]):
             start = sum(self.rows[: self.here.rank])
             stop = start + self.rows[self.here.rank]
         if stop - start == size and self.total * size <= _FEW:
-            op, how, data, out = prepared.op, prepared.how, b"".join(payloads), self.output
+            op, how, data = prepared.op, prepared.how, b"".join(payloads)
+            out = self.target.flat if self.encoded_result is None else self.encoded_result
             if size == 1 and reduce_few(data, op=op, dtype=how.dtype, acc=how.acc, out=out):
                 return
             rows = np.frombuffer(data, storage).reshape(self.total, size)

@@ -105,10 +105,12 @@ class LoopAnswer(asyncio.Future[T]):
     A future of asyncio's would call back in the turn after it. Here nobody is in the middle of anything when the end
     comes: it is the loop that calls. A caller that cancels is in the middle of something; so then it is the next turn.
 
-    runtime: which withdraws it. (No `__init__` of its own: that took as long as making the future.)
+    runtime: which withdraws it. breaks: whether its error breaks the view, so that nobody need ever look at it: the
+    next operation raises it. (No `__init__` of its own: that took as long as making the future.)
     """
 
     runtime: Home
+    breaks: bool = False
     begun: Cancellable | None = None
     held: bool = False
     _heard: Sequence[tuple[Callable[[Any], object], contextvars.Context]] = ()
@@ -158,10 +160,12 @@ class LoopAnswer(asyncio.Future[T]):
         """Settle where the loop calls: who waits goes on before this returns."""
         if self.done():
             return
-        if error is not None:
-            self.set_exception(error)
-        else:
+        if error is None:
             self.set_result(value)
+        else:
+            self.set_exception(error)
+            if self.breaks:
+                self.exception()  # looked at, so that asyncio does not report it
         heard, self._heard = self._heard, ()
         for callback, context in heard:
             try:
@@ -172,12 +176,9 @@ class LoopAnswer(asyncio.Future[T]):
 
 
 class OperationAnswer(LoopAnswer[T]):
-    """Of what breaks the view where it fails, so that nobody need ever look at it: the next operation raises it."""
+    """Of an operation, whose failure breaks the view."""
 
-    def settle_now(self, value: Any, error: BaseException | None) -> None:
-        super().settle_now(value, error)
-        if error is not None and not self.cancelled():
-            self.exception()  # looked at, so that asyncio does not report it
+    breaks = True
 
 
 class ThreadAnswer(concurrent.futures.Future[T]):

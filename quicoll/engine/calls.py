@@ -164,7 +164,8 @@ class Near(Protocol):
 class Calls:
     """All operations of one view on one rank. See the module's head.
 
-    divided: whether something may go on in the view without all of its ranks, as far as is known here.
+    divided: whether something may go on in the view without all of its ranks, as far as is known here. parting: peers
+    that will leave and are not answered yet.
     """
 
     def __init__(self, view: View, rank: int) -> None:
@@ -185,7 +186,7 @@ class Calls:
         self.near: Near | None = None  # the calls through the memory of one host, which are in no slot of these
         self.divided = False  # some of the ranks may do something without the others
         self._begun = 0  # the last step that was begun in this view, as the coordinator counts
-        self._parting: dict[int, _Parting] = {}  # peers that will leave and are not answered yet
+        self.parting: dict[int, _Parting] = {}
         self._parted: dict[int, None] = {}  # all that have said so
         self._leaves = False  # this rank has said so
         self._unanswered: dict[int, None] = {}  # peers that have not answered this rank's own farewell
@@ -303,9 +304,10 @@ class Calls:
         Raises:
             Spoiled: It is not what it was, or not of the size that the call has it.
         """
-        return [
-            open_given(slot.announced[rank].given, size, rank) for rank, size in zip(slot.ranks, sizes, strict=True)
-        ]
+        opened = []
+        for rank, size in zip(slot.ranks, sizes, strict=True):
+            opened.append(open_given(slot.announced[rank].given, size, rank))
+        return opened
 
     def _demand_members(self, slot: Slot, ranks: Sequence[int]) -> None:
         for rank in sorted(slot.announced):
@@ -317,14 +319,9 @@ class Calls:
         own = slot.announced[self._rank].signature
         return tuple(sorted(rank for rank, other in slot.announced.items() if other.signature != own))
 
-    def finish(self, slot: Slot) -> list[tuple[int, Farewell]]:
-        """Forget an operation that is over on this rank.
-
-        Returns:
-            Answers to peers that have waited for it, by rank; to be sent.
-        """
+    def finish(self, slot: Slot) -> None:
+        """Forget an operation that is over on this rank. Peers that have waited for it may be answered (`answers`)."""
         del self._slots[slot.group, slot.seq]
-        return self.answers()
 
     def close(self) -> None:
         """Note that the view is over here: nobody has to wait for its operations."""
@@ -479,7 +476,7 @@ class Calls:
         if self.near is not None:
             awaited += self.near.called_by(rank)
         self.divided = self.divided or message.divided
-        self._parting[rank] = _Parting(awaited, message.next_step)
+        self.parting[rank] = _Parting(awaited, message.next_step)
         self._parted[rank] = None
         return self.answers()
 
@@ -488,11 +485,11 @@ class Calls:
 
         They may be after a call, `leave`, `begun` and `close`.
         """
-        if not self._parting:
+        if not self.parting:
             return []
-        ready = [rank for rank, parting in self._parting.items() if self._over or self._needs_no_more(rank, parting)]
+        ready = [rank for rank, parting in self.parting.items() if self._over or self._needs_no_more(rank, parting)]
         for rank in ready:
-            del self._parting[rank]
+            del self.parting[rank]
         return [(rank, Farewell(self._view.view_id, done=True)) for rank in ready]
 
     def _needs_no_more(self, rank: int, parting: _Parting) -> bool:

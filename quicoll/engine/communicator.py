@@ -99,6 +99,7 @@ class Communicator:
         links: dict[int, Link],
         on_failure: Callable[[QuicollError, tuple[int, ...]], None],
         on_called: Callable[[str, dict[int, int], bool], None] = lambda op, arrived_ns, near: None,
+        late_ns: int = -1,
         near: Neighbourhood | None = None,
         ways: Sequence[WaysBeside] = (),
         flight: ViewRecorder | None = None,
@@ -113,8 +114,9 @@ class Communicator:
             links: To every other rank of the view.
             on_failure: Called once with (error, ranks) when it breaks from inside. ranks: those whose bits came
                 corrupted, or who called something else.
-            on_called: Called with (op, arrived_ns, near) for each operation that all have called. arrived_ns: when
-                each rank's call came to be known here. near: through memory, and by no link.
+            on_called: Called with (op, arrived_ns, near) for each operation that all have called, and one of them late.
+                arrived_ns: when each rank's call came to be known here. near: through memory, and by no link.
+            late_ns: How much later than the first a call has to be known here for that; negative: each one counts.
             near: The way between the ranks where all share a host, which ends with this.
             ways: Those that have something beside their links, by which messages of plans go (noticed.py): the memory
                 of this host, where not all share it, and lanes. They end with this.
@@ -133,6 +135,7 @@ class Communicator:
         self._links = links
         self._on_failure = on_failure
         self._on_called = on_called
+        self._late_ns = late_ns
         self.near = near
         self.ways = tuple(ways)
         self._ways: dict[int, Way] = dict(links)
@@ -149,6 +152,7 @@ class Communicator:
         self._running: dict[tuple[int, int], InFlight] = {}  # by group and number
         self._watches: list[Watch] = []
         self._timer: asyncio.TimerHandle | None = None  # for the first deadline of those that ran when it was set
+        self._timer_at = 0.0
         self._count = 0  # of those whose caller waits; taking transfers back takes longer
         self._broken: asyncio.Future[None] = loop.create_future()
         self._ended: asyncio.Future[None] = loop.create_future()
@@ -282,14 +286,16 @@ class Communicator:
         operation.late = deadline <= now
         if self._late is not None:
             operation.due -= ahead(timeout)
-        if self._timer is None or operation.due < self._timer.when():
+        if self._timer is None or operation.due < self._timer_at:
             self._arm(operation.due)
         try:
             self._announce(operation, round(now * 1e9))
         except Exception as error:
             self._fail_operation(operation, error)
         else:
-            self._advance(operation)
+            # Else it waits for what others announce, which is the next that it hears of.
+            if slot.settled or call.sizes is None or operation.late or self.error is not None:
+                self._advance(operation)
         return operation
 
     async def _refuse(self, call: Call, deadline: float, step: int | None, ended: Ended) -> None:
@@ -369,8 +375,8 @@ class Communicator:
             except _TransportError as error:
                 raise TransferFailed(number, error, sending=True) from error
         self._calls.called(slot, announce, now_ns)
-        if answers := self._calls.answers():
-            self._answer(answers)
+        if self._calls.parting:
+            self._answer(self._calls.answers())
 
     def _advance(self, operation: InFlight) -> None:
         """Something has happened that an operation may wait for: let it go on as far as it can."""
@@ -398,7 +404,7 @@ class Communicator:
             if not slot.settled:
                 return False
             calls.compare(slot)
-            if call.watched:
+            if call.watched and max(slot.arrived_ns.values()) - min(slot.arrived_ns.values()) > self._late_ns:
                 self._on_called(slot.name, slot.arrived_ns, False)
             call.combine(calls.given(slot, call.sizes), ())
             return True
@@ -427,7 +433,7 @@ class Communicator:
                 return False
             calls.compare(slot)
             operation.stage = Headway.COMPARED
-            if call.watched:
+            if call.watched and max(slot.arrived_ns.values()) - min(slot.arrived_ns.values()) > self._late_ns:
                 self._on_called(slot.name, slot.arrived_ns, False)
         return operation.execution is not None and operation.execution.finished()
 
@@ -494,11 +500,13 @@ class Communicator:
         if self._flight is not None and operation.entry is not None:
             at, heard_ns, fine = self._loop.time(), operation.slot.arrived_ns, error is None
             self._flight.ended(operation.entry, at, finished=fine, algorithm=operation.algorithm, heard_ns=heard_ns)
-        operation.close()
+        if operation.execution is not None:
+            operation.close()
         # Last, and with no turn of the loop since `fail`: a late announcement must find the slot or the failure.
         del self._running[operation.slot.group, operation.slot.seq]
-        if answers := self._calls.finish(operation.slot):
-            self._answer(answers)
+        self._calls.finish(operation.slot)
+        if self._calls.parting:
+            self._answer(self._calls.answers())
         operation.ended(seq, error)
 
     def _cancel(self, operation: InFlight) -> None:
@@ -662,6 +670,7 @@ class Communicator:
     def _arm(self, deadline: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        self._timer_at = deadline
         self._timer = self._loop.call_at(deadline, self._on_timer)
 
     def _on_timer(self) -> None:

@@ -267,8 +267,9 @@ class ThreadRuntime:
 
     def rouse(self) -> None:
         """Somebody begins to wait, which a call of his already says: the thread does not rest now."""
-        if self._selector is not None:
-            self._selector.rouse()
+        selector = self._selector
+        if selector is not None and selector.resting:
+            selector.rouse()
 
     def hold(self, begun: Cancellable, *, in_loop: bool) -> HeldAnswer:
         """Give a future for what is begun elsewhere, by this caller; the engine's end ends it as every call.

@@ -161,6 +161,7 @@ class Views:
             links=links,
             on_failure=lambda error, ranks: self._on_failure(view, error, ranks),
             on_called=lambda op, arrived_ns, near: self._called(view, {} if near else links, op, arrived_ns),
+            late_ns=self._stragglers.after_ns,
             near=near,
             ways=[each for each in (ways, lanes) if each is not None],
             flight=flight,

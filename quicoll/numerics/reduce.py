@@ -470,11 +470,9 @@ def reduce_few(data: bytes, *, op: ReduceOp, dtype: DType, acc: DType, out: Arra
     try:
         values: Sequence[float] = unpack(f"={leaves}{letter}", data)
         while (many := len(values)) > 1:
-            pairs = zip(values[: many - 1 : 2], values[1::2], strict=True)
-            if op is ReduceOp.PRODUCT:
-                paired = [a * b for a, b in pairs]
-            else:
-                paired = [a + b for a, b in pairs]
+            paired: list[float] = []
+            for a, b in zip(values[: many - 1 : 2], values[1::2], strict=True):
+                paired.append(a * b if op is ReduceOp.PRODUCT else a + b)
             if many % 2:
                 paired.append(values[-1])
             values = paired

@@ -68,10 +68,10 @@ class Straggler:
 
 
 class Stragglers:
-    """Late calls that one rank has seen; outlives views."""
+    """Late calls that one rank has seen; outlives views. after_ns: from when on a call is late."""
 
     def __init__(self, *, after_ns: int) -> None:
-        self._after_ns = after_ns
+        self.after_ns = after_ns
         self._counted_ns: dict[str, int] = {}  # by node, up to when its lateness has been counted
         self.table: tuple[Straggler, ...] = ()
         """By total_s, the most first, then by node. A new tuple whenever it changes: any thread may read it."""
@@ -96,17 +96,17 @@ class Stragglers:
             The late ones, by rank.
         """
         times = sorted(arrived_ns.values())
-        if len(times) < 2 or times[-1] - times[0] <= self._after_ns:
+        if len(times) < 2 or times[-1] - times[0] <= self.after_ns:
             return ()
         median = times[(len(times) - 1) // 2]
         found: list[Late] = []
         for rank in sorted(arrived_ns):
             at = arrived_ns[rank]
-            if at - median <= self._after_ns:
+            if at - median <= self.after_ns:
                 continue
             name = node(rank)
             fresh_ns = at - max(median, self._counted_ns.get(name, median))
-            if fresh_ns <= max(self._after_ns, 2 * rtt_ns(rank)):
+            if fresh_ns <= max(self.after_ns, 2 * rtt_ns(rank)):
                 continue
             self._counted_ns[name] = at
             found.append(Late(rank, op, fresh_ns / 1e9))

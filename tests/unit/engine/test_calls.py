@@ -58,6 +58,10 @@ class Rank:
         self.calls.called(slot, announce(slot.seq, what.signature, group, measured=measured), self.tick())
         return slot
 
+    def finish(self, slot: Slot) -> list[tuple[int, Farewell]]:
+        self.calls.finish(slot)
+        return self.calls.answers()
+
     def hear(self, rank: int, seq: int, *args: Any, **options: Any) -> Slot | None:
         return self.calls.announced(rank, announce(seq, *args, **options), self.tick())
 
@@ -325,9 +329,9 @@ def test_a_peer_that_leaves_waits_for_what_it_has_called_and_not_for_what_begins
         rank.hear(1, seq)
     assert rank.calls.farewell(1, BYE) == []
     later = rank.call(call())
-    assert rank.calls.finish(first) == []
-    assert rank.calls.finish(second) == [(1, DONE)]
-    assert rank.calls.finish(later) == []
+    assert rank.finish(first) == []
+    assert rank.finish(second) == [(1, DONE)]
+    assert rank.finish(later) == []
 
 
 def test_nobody_waits_for_an_operation_that_waits_for_the_leaving_rank() -> None:
@@ -342,7 +346,7 @@ def test_a_leaving_rank_waits_for_operations_of_groups_that_it_is_not_in() -> No
     rank = Rank()
     slot = rank.call(call(ranks=(0, 2), where="0:1"), PAIR)
     assert rank.calls.farewell(1, BYE) == []
-    assert rank.calls.finish(slot) == [(1, DONE)]
+    assert rank.finish(slot) == [(1, DONE)]
 
 
 def test_what_only_a_peer_has_called_holds_nobody_back() -> None:
@@ -372,7 +376,7 @@ def test_a_rank_whose_work_has_ended_waits_for_what_others_begin_later_without_i
     assert rank.calls.farewell(1, ENDED) == []
     later = rank.call(call(ranks=(0, 2), where="0:1", divides=True), PAIR)
     assert rank.calls.answers() == []
-    assert rank.calls.finish(later) == []
+    assert rank.finish(later) == []
     rank.calls.leave([2])
     assert rank.calls.answers() == [(1, DONE)]
 
@@ -393,7 +397,7 @@ def test_a_sub_group_in_which_nothing_was_called_yet_counts(how: str) -> None:
     else:
         rank.calls.divide()
     assert rank.calls.farewell(1, ENDED) == []
-    assert rank.calls.finish(rank.call(call(ranks=(0, 2), where="0:1", divides=True), PAIR)) == []
+    assert rank.finish(rank.call(call(ranks=(0, 2), where="0:1", divides=True), PAIR)) == []
 
 
 def test_a_rank_whose_work_has_ended_is_answered_when_the_other_calls_what_it_would_have_to_call() -> None:
@@ -425,9 +429,9 @@ def test_all_who_wait_are_answered_when_the_view_is_over() -> None:
             rank.hear(peer, seq)
         rank.calls.farewell(peer, BYE)
     rank.calls.close()
-    assert rank.calls.finish(slot) == [(1, DONE), (2, DONE)]
+    assert rank.finish(slot) == [(1, DONE), (2, DONE)]
     assert rank.calls.farewell(1, BYE) == [(1, DONE)]
-    assert rank.calls.finish(other) == []
+    assert rank.finish(other) == []
 
 
 def test_the_own_farewell_waits_for_every_peers_answer() -> None:

@@ -329,7 +329,7 @@ class Endpoint:
         """Serve this peer before the loop's next iteration."""
         self._asked = True
         self._core.touch(peer)
-        if self._flush_handle is None and not self._inside:  # else `_flush` comes by itself
+        if self._flush_handle is None and not (self._inside or self._gathering):  # else `_flush` comes by itself
             self._wake()
 
     def later(self, callback: Callable[[T], None], argument: T) -> None:
@@ -498,7 +498,10 @@ class Endpoint:
         finally:
             self._hear()
             if self.heard is not None and not self._asked:
-                self._safely(self.heard)
+                try:
+                    self.heard()
+                except Exception as error:
+                    self._raised(self.heard, error)
             self._flush()
         return self._core.patience_ns / 1e9
 
