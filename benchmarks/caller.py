@@ -126,6 +126,7 @@ async def awaited(call: Callable[[], Any], calls: int, row: int) -> list[float]:
         took.append((time.thread_time() - began) / row)
         for handle in handles:
             await handle
+        del handles, handle
     return took[_WARM // row :]
 
 
@@ -138,6 +139,7 @@ def waited(call: Callable[[], Any], calls: int, row: int) -> list[float]:
         took.append((time.thread_time() - began) / row)
         for handle in handles:
             handle.wait()
+        del handles, handle
     return took[_WARM // row :]
 
 

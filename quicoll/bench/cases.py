@@ -63,6 +63,7 @@ class Programme:
         rounds: How often.
         round_s: Seconds that a round of a contender takes at least, unless one call takes longer.
         datagram_bytes: UDP payload for `transfer`; 0 for what the path carries.
+        lent: Whether quicoll's tensors are of `quicoll.empty`.
     """
 
     work: str
@@ -71,6 +72,7 @@ class Programme:
     rounds: int
     round_s: float = 0.25
     datagram_bytes: int = 0
+    lent: bool = False
 
     @classmethod
     def of(
@@ -81,6 +83,7 @@ class Programme:
         sizes: tuple[int, ...] = (),
         rounds: int = 5,
         datagram_bytes: int = 0,
+        lent: bool = False,
     ) -> Programme:
         """Return the plan for a work.
 
@@ -90,6 +93,7 @@ class Programme:
             sizes: Bytes; empty for those that say most.
             rounds: How often each contender does each case.
             datagram_bytes: See the class.
+            lent: See the class.
         Raises:
             LocalError: A rival cannot do this work, or a size is above 4 GiB or too small for what is measured.
         """
@@ -104,7 +108,7 @@ class Programme:
             found += [Case(_name(kind, size), kind, size) for kind in _KINDS.get(work, ("all_reduce",))]
         if work == "latency":
             found.insert(0, Case("barrier", "barrier", 0))
-        return cls(work, rivals, tuple(found), rounds, datagram_bytes=datagram_bytes)
+        return cls(work, rivals, tuple(found), rounds, datagram_bytes=datagram_bytes, lent=lent)
 
 
 def _name(kind: str, size: int) -> str:

@@ -20,6 +20,7 @@ import numpy as np
 
 from quicoll.engine.start import read_access
 from quicoll.errors import LocalError
+from quicoll.local.tensors import empty
 from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link
 from quicoll_transport.link.frames import TAG_SIZE
 from quicoll_transport.net.udp import UdpSocket
@@ -68,7 +69,7 @@ async def contenders(plan: Programme, job: Job) -> list[Contender]:
         if "aioquic" in plan.rivals:
             made.append(await StockAioquic.connected(job, plan.datagram_bytes))
         return made
-    made = [Quicoll(job)]
+    made = [Quicoll(job, lent=plan.lent)]
     if "gloo" in plan.rivals:
         made.append(await Gloo.joined(job))
     return made
@@ -79,8 +80,10 @@ class Quicoll(Contender):
 
     name = "quicoll"
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, *, lent: bool = False) -> None:
+        """lent: whether tensors are of `quicoll.empty`."""
         self._job = job
+        self._lent = lent
         self._tensor = np.zeros(0, np.float32)
         self._out = self._tensor
         self._counts: list[int] = []
@@ -88,7 +91,9 @@ class Quicoll(Contender):
     async def prepare(self, case: Case) -> None:
         whole, part = _elements(case, self._job.world_size)
         self._counts = [part] * self._job.world_size
-        self._tensor = np.ones(part if case.kind == "all_gather" else whole, np.float32)
+        given = part if case.kind == "all_gather" else whole
+        self._tensor = empty(given, np.float32) if self._lent else np.empty(given, np.float32)
+        self._tensor[:] = 1.0
         self._out = np.empty(part if case.kind == "reduce_scatter" else whole, np.float32)
 
     async def call(self, case: Case) -> None:

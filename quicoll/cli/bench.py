@@ -47,6 +47,9 @@ SizesOption = Annotated[
     str | None, typer.Option(help="Sizes with commas, as 4,64KiB,16MiB; else those that say most.", show_default=False)
 ]
 RoundsOption = Annotated[int, typer.Option(min=1, help="How often everything is measured; medians count.")]
+LentOption = Annotated[
+    bool, typer.Option("--lent", help="With tensors of quicoll.empty, which ranks of one host read where they lie.")
+]
 ReportOption = Annotated[Path | None, typer.Option("--json", help="Write all samples to this file; - for stdout.")]
 PlotOption = Annotated[
     Path | None, typer.Option(help="Draw the figures into this file, .png or .svg; needs quicoll[plot].")
@@ -80,11 +83,12 @@ def _allreduce(
     ranks: RanksOption = 2,
     sizes: SizesOption = None,
     rounds: RoundsOption = 5,
+    lent: LentOption = False,
     json_file: ReportOption = None,
     plot: PlotOption = None,
 ) -> None:
     """Sums of tensors of many sizes."""
-    _measure("allreduce", versus, ranks, sizes, rounds, 0, json_file, plot)
+    _measure("allreduce", versus, ranks, sizes, rounds, 0, json_file, plot, lent=lent)
 
 
 @_works.command("sharded")
@@ -93,11 +97,12 @@ def _sharded(
     ranks: RanksOption = 2,
     sizes: SizesOption = None,
     rounds: RoundsOption = 5,
+    lent: LentOption = False,
     json_file: ReportOption = None,
     plot: PlotOption = None,
 ) -> None:
     """What sharded training is made of: all_gather, reduce_scatter and broadcast."""
-    _measure("sharded", versus, ranks, sizes, rounds, 0, json_file, plot)
+    _measure("sharded", versus, ranks, sizes, rounds, 0, json_file, plot, lent=lent)
 
 
 @_works.command("latency")
@@ -138,6 +143,8 @@ def _measure(
     datagram: int,
     json_file: Path | None,
     plot: Path | None,
+    *,
+    lent: bool = False,
 ) -> None:
     """Measure a work of quicoll.bench.cases.WORKS, and show and write what was found."""
     from quicoll.bench.cases import Programme
@@ -150,7 +157,7 @@ def _measure(
     SessionConfig(datagram_bytes=datagram)  # says what it may be
     rivals = tuple(name.strip() for name in versus.split(",")) if versus else ()
     chosen = tuple(size_of(text) for text in sizes.split(",")) if sizes else ()
-    plan = Programme.of(work, rivals=rivals, sizes=chosen, rounds=rounds, datagram_bytes=datagram)
+    plan = Programme.of(work, rivals=rivals, sizes=chosen, rounds=rounds, datagram_bytes=datagram, lent=lent)
     if "gloo" in rivals:
         _demand_torch()
     if plot is not None:
@@ -182,6 +189,7 @@ def _measure(
             "ranks": ranks,
             "rounds": rounds,
             "datagram_bytes": datagram,
+            "lent": lent,
             "limits_mb_per_s": limits,
             "versions": _versions(rivals),
             "machine": machine,

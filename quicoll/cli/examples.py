@@ -45,6 +45,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "bench allreduce": (
         "quicoll bench allreduce --vs gloo",
         "quicoll bench allreduce -n 4 --sizes 64KiB,16MiB --plot allreduce.svg",
+        "quicoll bench allreduce -n 4 --sizes 64MiB --vs gloo --lent",
     ),
     "bench sharded": ("quicoll bench sharded --vs gloo",),
     "bench latency": ("quicoll bench latency --vs gloo",),

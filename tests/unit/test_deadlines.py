@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quicoll.deadlines import Deadlines
+from quicoll.deadlines import Deadlines, earlier
 from quicoll.membership.coordinator.config import CoordinatorConfig
 from quicoll.membership.service import coordinator_config
 
@@ -58,3 +58,12 @@ def test_the_coordinator_takes_its_times_from_here() -> None:
         at.settle_ns,
         at.vote_ns,
     )
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "first"), [(None, None, None), (3, None, 3), (None, 3, 3), (3, 4, 3), (4, 3, 3), (0, None, 0), (0, 3, 0)]
+)
+def test_of_two_times_the_earlier_counts_and_what_is_none_does_not(
+    a: int | None, b: int | None, first: int | None
+) -> None:
+    assert earlier(a, b) == first

@@ -57,7 +57,7 @@ def made(known: Known) -> Work:
 class Bench:
     """Rank 0 of three on a simulated clock. `failed`: what it reported as failed, and the ranks that caused it."""
 
-    def __init__(self, world: World, late: Any = None) -> None:
+    def __init__(self, world: World, late: Any = None, late_ns: int = -1) -> None:
         self.world = world
         self.loop = world.host("a").start()
         self.log: list[FakeTransfer] = []
@@ -73,6 +73,7 @@ class Bench:
             links=links,
             on_failure=lambda error, ranks: self.failed.append((error, ranks)),
             on_called=lambda op, arrived_ns, near: self.called.append(op),
+            late_ns=late_ns,
             late=late,
         )
 
@@ -241,6 +242,27 @@ def test_what_ranks_give_in_their_announcements_is_used_when_all_have_called(ben
     assert task.result() == 0
     assert seen == [[b"mine", b"next", b"last"]]
     assert (bench.log, bench.called, bench.communicator.running) == ([], ["all_reduce#0"], 0)
+
+
+@pytest.mark.parametrize(("apart", "told"), [(0.1, []), (0.100001, ["all_reduce#0", "barrier#1"])])
+def test_that_all_have_called_is_told_where_they_called_apart(apart: float, told: list[str]) -> None:
+    with World(1) as world:
+        bench = Bench(world, late_ns=S // 10)
+        tasks = [bench.run(announced([])), bench.run()]
+        for rank, pause in ((1, 0.0), (2, apart)):
+            bench.turn(pause)
+            for seq, signature, given in ((0, "sum", seal_given(b"four")), (1, "barrier", b"")):
+                bench.communicator.announced(rank, Announce(VIEW_ID, 0, seq, signature, given=given))
+            bench.turn()
+        assert tasks[0].result() == 0
+        assert bench.called == told
+
+
+def test_a_call_whose_time_is_up_before_it_begins_fails_though_no_other_has_called(bench: Bench) -> None:
+    task = bench.run(announced([]), timeout=0.0)
+    bench.turn()
+    bench.end(bench.failed[0][0])
+    assert "did not call all_reduce#0 within 0 s" in str(task.exception())
 
 
 def test_calls_are_compared_before_anything_of_an_announcement_is_used(bench: Bench) -> None:

@@ -198,3 +198,35 @@ def test_a_decision_that_does_not_come_leaves_the_step_in_doubt(bench: Bench, ab
     bench.turn(2.5)
     assert isinstance(error_of(task), Partitioned)
     assert error_of(task).message == (f"no decision within 2 s{said}; whether the step is committed is not known yet")
+
+
+def test_each_wait_for_a_decision_ends_by_its_own_time_whichever_was_begun_first(bench: Bench) -> None:
+    long, short, between = bench.wait_decision(4.0), bench.wait_decision(1.0), bench.wait_decision(2.0)
+    for seconds, over in ((0.9, 0), (0.2, 1), (0.8, 1), (0.2, 2), (1.8, 2), (0.2, 3)):
+        bench.turn(seconds)
+        assert [task.done() for task in (short, between, long)] == [number < over for number in range(3)]
+    assert [error_of(task).message.split(";")[0] for task in (short, between, long)] == [
+        f"no decision within {seconds} s" for seconds in (1, 2, 4)
+    ]
+
+
+def test_a_wait_that_is_over_takes_no_time_from_those_after_it(bench: Bench) -> None:
+    """The timer of the first is still there when the others begin, and comes before their time is up."""
+    bench.wait_decision(1.0)
+    bench.wait.cancel()
+    bench.turn(0.5)
+    later = bench.wait_decision(1.0)
+    bench.turn(0.9)
+    assert not later.done()
+    bench.turn(0.2)
+    assert error_of(later).message.startswith("no decision within 1 s")
+    alone = bench.wait_decision(1.0)
+    bench.decided = DECISION
+    bench.waiting.wake()
+    assert alone.result() is DECISION
+
+
+def test_a_closed_engine_has_no_timer_left(bench: Bench) -> None:
+    bench.wait_decision(1.0)
+    bench.waiting.close()
+    assert not bench.loop.timers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -20,7 +21,8 @@ from quicoll.membership.coordinator.history import (
     Seeded,
     WentOn,
 )
-from quicoll.membership.view import View
+from quicoll.membership.coordinator.lessons import Lessons, NodeLesson
+from quicoll.membership.view import Member, View
 
 # Its records
 
@@ -150,3 +152,40 @@ def test_a_restarted_coordinator_goes_on_with_larger_views_and_the_next_step() -
     assert (view.view_id, view.committed_step, view.committed_view, view.seed) == (3, 1, 1, 7)
     again.commit(*"ab")
     assert again.core.history.commits == ((1, 1, 1), (3, 2, 2))
+
+
+def test_a_commit_leaves_all_that_it_does_not_change_as_it_was() -> None:
+    """It is made field by field, so one that is added to the class has to be there, too."""
+    view = View(
+        view_id=4,
+        members=tuple(Member(rank=rank, node="ab"[rank], incarnation=1) for rank in range(2)),
+        seed=7,
+        committed_step=2,
+        committed_view=3,
+    )
+    before = History(
+        seed=7,
+        last_view_id=5,
+        view=view,
+        left=("b",),
+        holders=("a", "b", "c"),
+        commits=((3, 1, 2),),
+        committed_step=2,
+        committed_view=3,
+        committed_digest=b"before",
+        finished=("b",),
+        final_step=9,
+        crowd=2,
+        lessons=Lessons((NodeLesson("c", 1, 2, 3, 4),)),
+        wanted=3,
+        to_leave=("b",),
+    )
+    plain = {field.name: getattr(History(), field.name) for field in fields(History)}
+    assert all(getattr(before, name) != value for name, value in plain.items()), "each one is another than at first"
+    after = before.apply(Committed(3, 4, b"after"))
+    changed = {field.name for field in fields(History) if getattr(after, field.name) != getattr(before, field.name)}
+    assert changed == {
+        *("holders", "commits", "committed_step", "committed_view", "committed_digest"),
+        *("finished", "final_step", "crowd"),
+    }
+    assert (after.holders, after.commits) == (("a",), ((3, 1, 2), (4, 3, 3)))
