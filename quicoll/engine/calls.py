@@ -230,7 +230,17 @@ class Calls:
         Returns:
             Whether the slot has become settled by it.
         """
-        return self._put(slot, self._rank, announce, now_ns)
+        own, announced = self._rank, slot.announced
+        if own not in announced:
+            for rank, theirs in announced.items():  # called now, so nobody is ahead with it any more
+                self._ahead[rank] -= size_in_memory(theirs)
+                if rank not in slot.ranks or theirs.signature != announce.signature:
+                    slot.settled = True
+            announced[own] = announce
+            slot.arrived_ns[own] = now_ns
+            if len(announced) == len(slot.ranks):
+                slot.settled = True
+        return slot.settled
 
     def announced(self, rank: int, announce: Announce, now_ns: int) -> Slot | None:
         """Note what a peer says that it called.
@@ -256,28 +266,20 @@ class Calls:
             raise PeerError(f"is {MAX_AHEAD_BYTES} bytes ahead", rank=rank, view=self._view.view_id)
         if slot is None:
             slot = self._slots[key] = Slot(*key)
-        return slot if self._put(slot, rank, announce, now_ns) else None
-
-    def _put(self, slot: Slot, rank: int, announce: Announce, now_ns: int) -> bool:
-        if rank not in slot.announced:
-            slot.announced[rank] = announce
+        announced = slot.announced
+        own = announced.get(self._rank)
+        if rank not in announced:
+            announced[rank] = announce
             slot.arrived_ns[rank] = now_ns
-            if rank == self._rank:  # called now, so nobody is ahead with it any more
-                for other, theirs in slot.announced.items():
-                    if other != rank:
-                        self._ahead[other] -= size_in_memory(theirs)
-            elif self._rank not in slot.announced:
+            if own is None:
                 self._ahead[rank] = self._ahead.get(rank, 0) + size_in_memory(announce)
-        own = slot.announced.get(self._rank)
         if own is None or slot.settled:
-            return False
-        # What stands there was looked at when it came, but for what came before this rank's own call.
-        for other in slot.announced if rank == self._rank else (rank,):
-            if other not in slot.ranks or slot.announced[other].signature != own.signature:
-                slot.settled = True
-        if len(slot.announced) == len(slot.ranks):
+            return None
+        # What stands there was looked at when it came, or when this rank called.
+        if len(announced) == len(slot.ranks) or rank not in slot.ranks or announced[rank].signature != own.signature:
             slot.settled = True
-        return slot.settled
+            return slot
+        return None
 
     def compare(self, slot: Slot) -> None:
         """Check that what has been announced for a slot is one and the same call of those who take part in it.

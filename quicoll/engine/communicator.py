@@ -189,7 +189,7 @@ class Communicator:
         if self.error is not None:
             return
         try:
-            slot = self._calls.announced(rank, announce, self._now_ns())
+            slot = self._calls.announced(rank, announce, round(self._loop.time() * 1e9))
         except PeerError as error:
             self.fail(error)
             return
@@ -817,6 +817,3 @@ class Communicator:
 
     def _node(self, rank: int) -> str:
         return self.view.members[rank].node
-
-    def _now_ns(self) -> int:
-        return round(self._loop.time() * 1e9)

@@ -235,8 +235,8 @@ class Views:
             link: The link that it came on, which ends where its peer sends too much for a view to come.
             message: What came.
         """
-        communicator = self.installed(message.view_id)
-        if communicator is not None:
+        communicator = self.communicator
+        if communicator is not None and communicator.view.view_id == message.view_id:
             rank = communicator.view.rank_of(link.node)
             if rank is None:
                 return

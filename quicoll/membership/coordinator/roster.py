@@ -150,7 +150,7 @@ class Roster:
     def __len__(self) -> int:
         return len(self._candidates)
 
-    def __contains__(self, node: str) -> bool:
+    def __contains__(self, node: object) -> bool:
         return node in self._candidates
 
     def __iter__(self) -> Iterator[Candidate]:

@@ -157,6 +157,7 @@ class Endpoint:
         self._inside = False  # the core is at work, and `_hear` and `_flush` follow
         self._gathering = False  # `send_gathered` follows
         self._asked = False  # a link has asked to be served since something last arrived
+        self._flushed = False  # all has been sent since `heard` was called
         self.heard: Callable[[], object] | None = None
         self._closing: asyncio.Future[None] | None = None
         self._settled: asyncio.Future[None] | None = None
@@ -458,6 +459,7 @@ class Endpoint:
             self._settled.set_result(None)
         if not self._closed:
             self._arm()
+        self._flushed = True
 
     def _arm(self) -> None:
         """See to it that the core's next deadline is met. A timer that is set for an earlier time stays: nearly each
@@ -492,17 +494,20 @@ class Endpoint:
     def _on_runs(self, runs: list[DatagramRun]) -> float | None:
         if self._closed:
             return None
-        self._inside, self._asked = True, False
+        self._inside, self._asked, flushed = True, False, False
         try:
             self._core.receive(runs, self.now_ns())
         finally:
             self._hear()
             if self.heard is not None and not self._asked:
+                self._flushed = False
                 try:
                     self.heard()
                 except Exception as error:
                     self._raised(self.heard, error)
-            self._flush()
+                flushed = self._flushed
+            if not flushed or self._core.waiting or self._core.actions:
+                self._flush()
         return self._core.patience_ns / 1e9
 
     def _on_unreachable(self, address: Address, trouble: Trouble) -> None:
