@@ -39,7 +39,7 @@ from quicoll import forks
 from quicoll.checks import MAX_SECONDS, seconds
 from quicoll.collectives.operation import flattened
 from quicoll.collectives.subgroups import is_derived
-from quicoll.engine.answers import NO_LOOP, attend, loop_here
+from quicoll.engine.answers import NO_LOOP, ThreadAnswer, loop_here
 from quicoll.engine.rows import NearCall
 from quicoll.errors import LocalError, PeerError, QuicollError
 from quicoll.membership.messages import MAX_GROUPS
@@ -124,22 +124,27 @@ class Pending(Generic[T]):
 
     def attend_thread(self, *, ends: bool = False) -> None:
         """A thread waits for it from here on, in a way of its own, or no longer (`ends`)."""
-        attend(self.future, ends=ends)
+        future = self.future
+        if isinstance(future, ThreadAnswer):
+            future.attend(ends=ends)
 
     def settle(self) -> bool:
         """Note the digests of a result that is there. Return whether the operation has ended."""
         future = self.future
-        if not future.done() and self.near is not None:  # all have called perhaps, while this thread computed
-            self.near[0].go_on()
         if not future.done():
-            return False
+            if self.near is None:
+                return False
+            self.near[0].go_on()  # all have called perhaps, while this thread computed
+            if not future.done():
+                return False
         if self._recorded:
             return True
         with self._context.lock:
             if not self._recorded:
                 self._recorded = True
-                fine = not future.cancelled() and future.exception() is None
-                self._context.ended(self.operation, self._step, self.entry, future.result() if fine else None)
+                if self._step is not None or self.entry is not None:  # else nobody is to know
+                    fine = not future.cancelled() and future.exception() is None
+                    self._context.ended(self.operation, self._step, self.entry, future.result() if fine else None)
         return True
 
     def take(self) -> T:

@@ -17,7 +17,7 @@ import threading
 from asyncio import _get_running_loop  # asyncio offers it to event loops, under this name
 from collections.abc import Callable, Sequence
 from concurrent.futures._base import CANCELLED, CANCELLED_AND_NOTIFIED, FINISHED, PENDING
-from typing import Any, Final, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from quicoll.errors import LocalError
 
@@ -202,7 +202,8 @@ class ThreadAnswer(concurrent.futures.Future[T]):
     _waits = 0
     _said = False  # to those who wait for several
     _state = PENDING
-    _result = _exception = None
+    _result: Any = None
+    _exception: BaseException | None = None
     _done_callbacks: Sequence[Any] = ()  # none ever comes in
 
     def __init__(self, runtime: Home) -> None:
@@ -237,7 +238,8 @@ class ThreadAnswer(concurrent.futures.Future[T]):
 
     def result(self, timeout: float | None = None) -> T:
         if self._state == FINISHED and self._exception is None:
-            return cast("T", self._result)
+            found: T = self._result
+            return found
         return super().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:

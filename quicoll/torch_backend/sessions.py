@@ -70,6 +70,7 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-defined]  # public, not in its __all__
 
 from quicoll.config import Config, JoinSettings
+from quicoll.engine.answers import loop_here
 from quicoll.errors import JobDone, LocalError, PeerError, QuicollError
 from quicoll.joining.entry import join
 from quicoll.launchers import rank_of
@@ -212,10 +213,8 @@ class JobSession:
         job = self._job
         if job is None:
             return False
-        try:
-            return asyncio.get_running_loop() in (job.internals.runtime.loop, self._loop)
-        except RuntimeError:
-            return False
+        loop = loop_here()
+        return loop is not None and loop in (job.internals.runtime.loop, self._loop)
 
     def close(
         self, *, reason: str = "done", patience: float | None = None, finished: bool = True, wait: float | None = None

@@ -273,10 +273,14 @@ class OperationWork(Work):
                 part.attend_thread()
             mine.acquire(timeout=seconds)
         finally:
-            for part in parts:
-                part.attend_thread(ends=True)
+            if not self._ended:  # else nobody asks any more whether somebody waits
+                for part in parts:
+                    part.attend_thread(ends=True)
             with self._lock:
-                self._waiting = tuple([each for each in self._waiting if each is not mine])
+                if self._waiting == (mine,):  # as mostly
+                    self._waiting = ()
+                else:
+                    self._waiting = tuple([each for each in self._waiting if each is not mine])
         return self._ended
 
     def _value(self, _: Any) -> list[torch.Tensor]:
@@ -325,7 +329,9 @@ class OperationWork(Work):
         with settling:
             if not self._settled:
                 try:
-                    results = [part.take_or_raise() for part in self._parts]
+                    parts = self._parts
+                    lone = len(parts) == 1  # as mostly: no function for a list of it
+                    results = [parts[0].take_or_raise()] if lone else [part.take_or_raise() for part in parts]
                     if self._finish is not None:
                         with torch.no_grad():
                             self._finish(results)
