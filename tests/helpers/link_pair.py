@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from quicoll_transport.link.control_stream import ControlReader
 from quicoll_transport.link.core import (
     Inflow,
     LinkConfig,
@@ -20,13 +21,7 @@ from quicoll_transport.link.core import (
     StartMessage,
 )
 from quicoll_transport.link.detector import DetectorConfig
-from quicoll_transport.link.frames import (
-    TAG_SIZE,
-    Control,
-    ControlReader,
-    Header,
-    Hello,
-)
+from quicoll_transport.link.frames import TAG_SIZE, Control, Header, Hello
 
 MS = 1_000_000
 DETECTOR = DetectorConfig.from_lost_after(1000 * MS)

@@ -17,16 +17,8 @@ from stock_session import StockGate, StockSession
 
 from quicoll_transport.carrier import Authenticated, Closed, ControlData
 from quicoll_transport.link import frames
-from quicoll_transport.link.frames import (
-    MAX_CONTROL,
-    TAG_SIZE,
-    ControlReader,
-    Header,
-    Hello,
-    channel_tag,
-    checksum,
-    encode_control,
-)
+from quicoll_transport.link.control_stream import ControlReader, encode_control
+from quicoll_transport.link.frames import MAX_CONTROL, TAG_SIZE, Header, Hello, channel_tag, checksum
 from quicoll_transport.net.runs import DatagramRun, apart, joined
 from quicoll_transport.quic import SessionConfig, destination_cid, is_unauthenticated_initial
 

@@ -23,7 +23,8 @@ from quicoll_transport.carrier import CLOSE_REFUSED
 from quicoll_transport.endpoint.core.connection import Connection
 from quicoll_transport.endpoint.core.table import Table
 from quicoll_transport.errors import ProtocolError
-from quicoll_transport.link.frames import Cancel, ControlReader, Header, encode_control
+from quicoll_transport.link.control_stream import ControlReader, encode_control
+from quicoll_transport.link.frames import Cancel, Header
 from quicoll_transport.net.runs import apart
 from quicoll_transport.quic import Gate, Session, SessionConfig, handshake_in_memory
 from quicoll_transport.security.identity import Identity

@@ -30,7 +30,8 @@ from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link
 from quicoll_transport.errors import ConfigurationError, DeadlineExceeded, MessageRefused
 from quicoll_transport.events import ConnectionDown, TransportEvent
 from quicoll_transport.link import outbox
-from quicoll_transport.link.frames import TAG_SIZE, Header, Ping, Pong, encode_control
+from quicoll_transport.link.control_stream import encode_control
+from quicoll_transport.link.frames import TAG_SIZE, Header, Ping, Pong
 from quicoll_transport.quic import SessionConfig
 from quicoll_transport.security.limits import GuardConfig, PaceConfig
 

@@ -19,7 +19,8 @@ from stock_session import StockSession
 from quicoll_transport.carrier import CLOSE_GONE, CLOSE_PROTOCOL, CLOSE_REFUSED, Authenticated, Closed
 from quicoll_transport.endpoint import Endpoint, EndpointConfig
 from quicoll_transport.errors import LinkLost
-from quicoll_transport.link.frames import MAX_CONTROL, TAG_SIZE, Header, Hello, encode_control
+from quicoll_transport.link.control_stream import encode_control
+from quicoll_transport.link.frames import MAX_CONTROL, TAG_SIZE, Header, Hello
 from quicoll_transport.net.runs import DatagramRun, apart, joined
 from quicoll_transport.quic import SessionConfig
 from quicoll_transport.security.credentials import Credentials

@@ -8,17 +8,8 @@ import pytest
 from link_pair import MS, Flip, Pair, assert_clean, holds, payload, tag
 
 from quicoll_transport.errors import ConfigurationError, LinkLost, MessageCorrupted, MessageRefused, ProtocolError
-from quicoll_transport.link.frames import (
-    INLINE_BYTES,
-    Ack,
-    App,
-    Cancel,
-    ControlReader,
-    Header,
-    InlineMessage,
-    checksum,
-    encode_control,
-)
+from quicoll_transport.link.control_stream import ControlReader, encode_control
+from quicoll_transport.link.frames import INLINE_BYTES, Ack, App, Cancel, Header, InlineMessage, checksum
 
 LATE = 5 * MS
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quicoll_transport.errors import ProtocolError
+from quicoll_transport.link.control_stream import ControlReader, encode_control
 from quicoll_transport.link.frames import (
     HEADER_SIZE,
     INLINE_BYTES,
@@ -25,7 +26,6 @@ from quicoll_transport.link.frames import (
     App,
     Cancel,
     Control,
-    ControlReader,
     Grant,
     Header,
     Hello,
@@ -40,7 +40,6 @@ from quicoll_transport.link.frames import (
     channel_of,
     channel_tag,
     checksum,
-    encode_control,
 )
 
 TAG = bytes(range(TAG_SIZE))

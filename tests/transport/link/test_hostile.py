@@ -8,6 +8,7 @@ import pytest
 from link_pair import Pair, holds, payload, tag
 
 from quicoll_transport.errors import ProtocolError
+from quicoll_transport.link.control_stream import encode_control
 from quicoll_transport.link.core import LinkCore, LinkState, SendState, StartMessage
 from quicoll_transport.link.frames import (
     HEADER_SIZE,
@@ -26,7 +27,6 @@ from quicoll_transport.link.frames import (
     Pong,
     RefuseMessage,
     checksum,
-    encode_control,
 )
 
 

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING
 
 from quicoll_transport.carrier import CLOSE_NORMAL, Authenticated, Closed, ControlData
 from quicoll_transport.errors import AuthenticationError, DeadlineExceeded, LinkLost, ProtocolError, TransportError
-from quicoll_transport.link.frames import INLINE_BYTES, ControlReader, Inquiry, Sighting, encode_control
+from quicoll_transport.link.control_stream import ControlReader, encode_control
+from quicoll_transport.link.frames import INLINE_BYTES, Inquiry, Sighting
 from quicoll_transport.net.addresses import canonical, format_address
 from quicoll_transport.quic import Session, SessionConfig, check_foundation
 from quicoll_transport.quic.terms import DATAGRAM_BYTES

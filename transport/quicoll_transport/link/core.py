@@ -51,6 +51,7 @@ from dataclasses import dataclass, fields
 from enum import Enum
 
 from quicoll_transport.errors import ConfigurationError, LinkLost, ProtocolError
+from quicoll_transport.link.control_stream import encode_control
 from quicoll_transport.link.detector import Detector, DetectorConfig, Liveness
 from quicoll_transport.link.frames import (
     MAX_CHANNEL,
@@ -69,7 +70,6 @@ from quicoll_transport.link.frames import (
     Pong,
     RefuseMessage,
     Sighting,
-    encode_control,
 )
 from quicoll_transport.link.inbox import Inbox
 from quicoll_transport.link.outbox import (

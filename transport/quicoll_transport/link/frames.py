@@ -15,8 +15,7 @@ Every length that a peer names is compared with a bound of ours before memory is
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import xxhash
@@ -27,6 +26,7 @@ __all__ = [
     "CHANNEL_TAG_SIZE",
     "HEADER_SIZE",
     "INLINE_BYTES",
+    "LIMIT64",
     "MAX_APP",
     "MAX_CHANNEL",
     "MAX_CONTROL",
@@ -34,13 +34,14 @@ __all__ = [
     "MAX_OFFERS",
     "MAX_PARTIALS",
     "MAX_RANGES",
+    "MAX_REASON",
+    "MAX_SIGHTED",
     "MESSAGE_COST",
     "TAG_SIZE",
     "Ack",
     "App",
     "Cancel",
     "Control",
-    "ControlReader",
     "Grant",
     "Header",
     "Hello",
@@ -55,7 +56,7 @@ __all__ = [
     "channel_of",
     "channel_tag",
     "checksum",
-    "encode_control",
+    "is_tag",
 ]
 
 VERSION = 1
@@ -76,7 +77,6 @@ MESSAGE_COST = 256  # credit that an eager message takes beside its payload: wha
 
 _HEADER = struct.Struct("!2sBBI24sQQQQ")
 _CHANNEL_TAG = struct.Struct("!QQ")
-_SIZE = struct.Struct("!I")  # of a control message
 _MAGIC = b"qc"
 FLAG_EAGER = 1  # sent on the link's credit; otherwise the receiver granted it
 FLAG_CHANNEL = 2  # the first CHANNEL_TAG_SIZE bytes of the tag field are a channel and a counter, the rest is zero
@@ -148,7 +148,7 @@ class Header(msgspec.Struct, frozen=True):
             raise ProtocolError(f"message header of another protocol or version ({magic!r}, {version})")
         if flags & ~(FLAG_EAGER | FLAG_CHANNEL | FLAG_VOID):
             raise ProtocolError(f"message header with unknown flags {flags:#x}")
-        if sequence >= _LIMIT64:
+        if sequence >= LIMIT64:
             raise ProtocolError(f"message number {sequence} is out of range")
         if length > MAX_LENGTH:
             raise ProtocolError(f"message of {length} bytes is above the limit of {MAX_LENGTH}")
@@ -156,22 +156,22 @@ class Header(msgspec.Struct, frozen=True):
             raise ProtocolError(f"message of {length} bytes begins at {offset}")
         if flags & FLAG_CHANNEL:
             tag, padding = tag[:CHANNEL_TAG_SIZE], tag[CHANNEL_TAG_SIZE:]
-            if any(padding) or not _is_tag(tag):
+            if any(padding) or not is_tag(tag):
                 raise ProtocolError("message header with a malformed channel")
         if flags & FLAG_VOID and (length or not flags & FLAG_CHANNEL):
             raise ProtocolError("message header of a void message that is not empty, or of no channel")
         return cls(tag, sequence, length, digest, attempt, bool(flags & FLAG_EAGER), offset, bool(flags & FLAG_VOID))
 
 
-def _is_tag(tag: bytes) -> bool:
+def is_tag(tag: bytes) -> bool:
     channel = channel_of(tag)
     return len(tag) == TAG_SIZE if channel is None else channel[0] <= MAX_CHANNEL
 
 
-_LIMIT64 = 1 << 63
+LIMIT64 = 1 << 63
 # A sequence below 2^63 leaves room for the end of its range, and for sums, in what msgpack can carry. A digest has all
 # 64 bits; msgpack has no more. The decoder looks at these bounds itself, which costs next to nothing.
-_Number = Annotated[int, msgspec.Meta(ge=0, le=_LIMIT64 - 1)]
+_Number = Annotated[int, msgspec.Meta(ge=0, le=LIMIT64 - 1)]
 _Digest = Annotated[int, msgspec.Meta(ge=0)]
 
 
@@ -296,117 +296,3 @@ class Sighting(_Control, tag=14, frozen=True):
 Control = (
     Hello | Ping | Pong | Ack | Offer | Grant | Nack | Cancel | RefuseMessage | App | InlineMessage | Inquiry | Sighting
 )
-
-_encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[Control] = msgspec.msgpack.Decoder(Control)
-
-
-def encode_control(message: Control) -> bytes:
-    body = _encoder.encode(message)
-    if len(body) > MAX_CONTROL:
-        raise ProtocolError(f"control message of {len(body)} bytes is above the limit of {MAX_CONTROL}")
-    return len(body).to_bytes(4, "big") + body
-
-
-def _check_ranges(message: Hello | Ack, ranges: tuple[tuple[int, int], ...], name: str) -> None:
-    if len(ranges) > MAX_RANGES:
-        raise ProtocolError(f"{type(message).__name__}.{name} lists {len(ranges)} ranges")
-    last = 0
-    for start, stop in ranges:
-        if not last <= start < stop <= _LIMIT64:
-            raise ProtocolError(f"{type(message).__name__}.{name} has ranges out of order")
-        last = stop
-
-
-def _check_hello(message: Hello) -> None:
-    _check_ranges(message, message.received, "received")
-    _check_partial(message.partial)
-
-
-def _check_ack(message: Ack) -> None:
-    if message.also:
-        _check_ranges(message, message.also, "also")
-
-
-def _check_offer(message: Offer) -> None:
-    if not _is_tag(message.tag) or message.length > MAX_LENGTH:
-        raise ProtocolError("offer with a malformed tag or length")
-
-
-def _check_inline(message: InlineMessage) -> None:
-    if len(message.payload) > INLINE_BYTES:
-        raise ProtocolError(f"inline message of {len(message.payload)} bytes")
-
-
-def _check_refusal(message: RefuseMessage) -> None:
-    if len(message.reason) > MAX_REASON:
-        raise ProtocolError(f"refusal with a reason of {len(message.reason)} characters")
-
-
-def _check_inquiry(message: Inquiry) -> None:
-    if len(message.filling) > INLINE_BYTES:
-        raise ProtocolError(f"inquiry with {len(message.filling)} bytes")
-
-
-def _check_sighting(message: Sighting) -> None:
-    if len(message.host) > MAX_SIGHTED or message.port > 65535:
-        raise ProtocolError("sighting with an address that is none")
-
-
-def _check_partial(partial: tuple[tuple[int, int], ...]) -> None:
-    if len(partial) > MAX_PARTIALS:
-        raise ProtocolError(f"Hello lists {len(partial)} interrupted messages")
-    last = -1
-    for sequence, filled in partial:
-        if not (last < sequence < _LIMIT64 and 0 < filled <= MAX_LENGTH):
-            raise ProtocolError("Hello lists interrupted messages out of order, or without a length")
-        last = sequence
-
-
-_CHECKS: dict[type, Callable[[Any], None]] = {
-    Hello: _check_hello,
-    Ack: _check_ack,
-    Offer: _check_offer,
-    InlineMessage: _check_inline,
-    RefuseMessage: _check_refusal,
-    Inquiry: _check_inquiry,
-    Sighting: _check_sighting,
-}
-"""Bounds that the types do not express; each raises ProtocolError."""
-
-
-class ControlReader:
-    """Cuts the control stream into messages; never holds more than one message and one datagram's worth of bytes."""
-
-    def __init__(self) -> None:
-        self._buffer = bytearray()
-
-    @property
-    def waiting(self) -> int:
-        """Bytes of the message that has begun and not ended, as far as its length is known; 0: there is none."""
-        if len(self._buffer) < 4:
-            return len(self._buffer)
-        return 4 + int.from_bytes(self._buffer[:4], "big")
-
-    def feed(self, data: bytes | memoryview) -> list[Control]:
-        """Return the messages completed by `data`; raises ProtocolError at the first malformed one."""
-        buffer = self._buffer
-        buffer += data
-        messages: list[Control] = []
-        start, filled = 0, len(buffer)
-        while filled - start >= 4:
-            (size,) = _SIZE.unpack_from(buffer, start)
-            if size > MAX_CONTROL:
-                raise ProtocolError(f"control message of {size} bytes is above the limit of {MAX_CONTROL}")
-            if filled - start < 4 + size:
-                break
-            try:
-                message = _decoder.decode(buffer[start + 4 : start + 4 + size])
-            except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-                raise ProtocolError(f"malformed control message: {error}") from error
-            if (check := _CHECKS.get(type(message))) is not None:
-                check(message)
-            messages.append(message)
-            start += 4 + size
-        del buffer[:start]
-        return messages

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from aioquic.quic.logger import QuicLogger
 
     from quicoll_transport.net.addresses import Address
-    from quicoll_transport.net.runs import DatagramRun
     from quicoll_transport.security.credentials import Credentials
 
 __all__ = ["Gate"]
@@ -85,9 +84,9 @@ class Gate:
         self.rotate(credentials)
         self._tokens = QuicRetryTokenHandler() if retry else None
 
-    def destinations(self, run: DatagramRun) -> list[tuple[bytes | None, DatagramRun]]:
-        """Return a run in parts, each with its connection id; see Listener."""
-        return destinations(run)
+    destinations = staticmethod(destinations)
+    """Returns a run in parts, each with its connection id; see Listener. (No function around it: it is asked for each
+    arrival.)"""
 
     def is_first(self, data: bytes | memoryview) -> bool:
         """Return whether a datagram begins a connection; see Listener."""

@@ -27,8 +27,9 @@ from stock_session import StockSession
 from quicoll_transport.carrier import CLOSE_REFUSED, Closed, ControlData
 from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link
 from quicoll_transport.errors import ConfigurationError, LinkLost
+from quicoll_transport.link.control_stream import encode_control
 from quicoll_transport.link.core import LinkState
-from quicoll_transport.link.frames import Header, Hello, Ping, checksum, encode_control
+from quicoll_transport.link.frames import Header, Hello, Ping, checksum
 from quicoll_transport.net.runs import DatagramRun, apart
 from quicoll_transport.net.udp import UdpSocket
 from quicoll_transport.quic import SessionConfig

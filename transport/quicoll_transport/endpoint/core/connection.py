@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from quicoll_transport.carrier import CLOSE_PROTOCOL, CLOSE_REFUSED
-from quicoll_transport.link.frames import ControlReader
+from quicoll_transport.link.control_stream import ControlReader
 
 if TYPE_CHECKING:
     from quicoll_transport.carrier import Carrier

@@ -13,7 +13,8 @@ from quicoll_transport.endpoint.core.admission import check_hello, keeps_previou
 from quicoll_transport.endpoint.core.peer import Peer
 from quicoll_transport.errors import AuthenticationError, ProtocolError
 from quicoll_transport.events import ConnectionUp
-from quicoll_transport.link.frames import Hello, InlineMessage, Inquiry, Ping, Sighting, encode_control
+from quicoll_transport.link.control_stream import encode_control
+from quicoll_transport.link.frames import Hello, InlineMessage, Inquiry, Ping, Sighting
 
 if TYPE_CHECKING:
     from quicoll_transport.carrier import Authenticated
