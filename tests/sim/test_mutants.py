@@ -447,7 +447,9 @@ def a_barrier_is_early_on_one_rank(patch: Patch) -> None:
         return operation.call.name == "barrier" and self.rank == 1
 
     def silent(self: Communicator, operation: InFlight, now_ns: int) -> None:
-        if not is_early(self, operation):
+        if is_early(self, operation):
+            operation.slot.settled = True
+        else:
             announce(self, operation, now_ns)
 
     def hasty(self: Communicator, operation: InFlight) -> bool:
