@@ -1,6 +1,8 @@
 """How many Python functions one small all_reduce runs through: what the library costs where the network costs nothing.
 
-    python benchmarks/calls.py [--kib 4] [--ranks 2] [--rounds 200] [--top 0] [--json FILE]
+    python benchmarks/calls.py [--kib 4] [--step] [--ranks 2] [--rounds 200] [--top 0] [--json FILE]
+
+With --step an empty step, its vote and its commit.
 
 All ranks live in this process (`quicoll.testing.cluster`): the callers on one thread, the engines and the coordinator
 on another; both are counted with `sys.setprofile`, and the sum is divided by rounds and ranks. A call is one entry of a
@@ -57,7 +59,12 @@ class Counting:
         threading.setprofile(None)
 
 
-async def measure(ranks: int, kib: int, rounds: int) -> list[Counter[CodeType]]:
+async def empty_step(job: quicoll.Job) -> None:
+    async with job.step():
+        pass
+
+
+async def measure(ranks: int, kib: int, rounds: int, *, step: bool) -> list[Counter[CodeType]]:
     counting = Counting()
     try:
         async with quicoll.testing.cluster(ranks) as jobs:
@@ -65,7 +72,10 @@ async def measure(ranks: int, kib: int, rounds: int) -> list[Counter[CodeType]]:
             for number in range(_WARM + rounds):
                 if number >= _WARM:
                     counting.begin()
-                await asyncio.gather(*(job.group.all_reduce(x) for job, x in zip(jobs, inputs, strict=True)))
+                if step:
+                    await asyncio.gather(*(empty_step(job) for job in jobs))
+                else:
+                    await asyncio.gather(*(job.group.all_reduce(x) for job, x in zip(jobs, inputs, strict=True)))
                 counting.end()
     finally:
         counting.close()
@@ -107,14 +117,16 @@ def summary(rounds: list[Counter[CodeType]], ranks: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--kib", type=int, default=4)
+    parser.add_argument("--step", action="store_true", help="an empty step, in place of an all_reduce")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--top", type=int, default=0, help="print the functions that are called most")
     parser.add_argument("--json", type=Path, default=None)
     given = parser.parse_args()
-    found = summary(asyncio.run(measure(given.ranks, given.kib, given.rounds)), given.ranks)
+    found = summary(asyncio.run(measure(given.ranks, given.kib, given.rounds, step=given.step)), given.ranks)
     counted = "{calls} calls ({fewest} at least), {functions} functions, {modules} modules".format_map(found)
-    print(f"{given.kib} KiB all_reduce, {given.ranks} ranks, for one rank: {counted}")
+    what = "an empty step" if given.step else f"{given.kib} KiB all_reduce"
+    print(f"{what}, {given.ranks} ranks, for one rank: {counted}")
     for room, count in found["rooms"].items():
         print(f"  {count:8.1f}  {room}")
     for name, count in list(found["top"].items())[: given.top]:
