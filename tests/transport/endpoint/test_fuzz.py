@@ -64,6 +64,7 @@ def test_the_oracle_notices_what_is_altered_and_says_how_to_see_it_again(monkeyp
         run_episode(6, 3, 100, Tally())
 
 
+@pytest.mark.interpreted
 @pytest.mark.slow
 def test_the_oracle_notices_an_exception_of_our_own_on_a_peers_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     feed = ControlReader.feed
