@@ -501,7 +501,7 @@ class Endpoint:
             self._hear()
             if self.heard is not None and not self._asked:
                 self._flushed = False
-                try:
+                try:  # as `_safely` does, whose own call each datagram would pay for: what it raises is its own fault
                     self.heard()
                 except Exception as error:
                     self._raised(self.heard, error)
